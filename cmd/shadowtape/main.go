@@ -1,0 +1,149 @@
+// Command shadowtape records the traffic of an OpenAI-compatible inference service as a text-free trace, replays it open loop against
+// a candidate, measures it, and says whether the candidate is worse than a baseline.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// The exit codes: the contract with scripts and CI.
+const (
+	exitGood         = 0
+	exitFailed       = 1
+	exitUsage        = 2
+	exitWorse        = 3 // the candidate is worse or a limit failed
+	exitInvalid      = 4 // the measurement is invalid: run it again
+	exitInconclusive = 5 // it needs more
+	exitInterrupted  = 130
+)
+
+func main() {
+	ctx, stop := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() { // the first signal drains, the second exits
+		<-signals
+		stop()
+		<-signals
+		os.Exit(exitInterrupted)
+	}()
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// app is what a verb works with: the streams of this invocation.
+type app struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+// verbs are the constructors of all verbs, in the order help shows them.
+var verbs = []func(*app) *cobra.Command{
+	versionCommand,
+}
+
+// run is the whole program but for process state: stdout carries the answer, stderr progress, warnings and one-line errors.
+func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) int {
+	a := &app{in: in, out: out, err: errw}
+	root := &cobra.Command{
+		Use:           "shadowtape",
+		Short:         "Record LLM traffic without its text, replay it, measure it, and stop the slower release",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError(fmt.Errorf("there is no verb %q", args[0]), "shadowtape --help lists the verbs")
+			}
+			return c.Help()
+		},
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usageError(err, c.CommandPath()+" --help lists the flags")
+	})
+	for _, v := range verbs {
+		root.AddCommand(v(a))
+	}
+	root.SetArgs(args)
+	root.SetIn(in)
+	root.SetOut(out)
+	root.SetErr(errw)
+	return a.report(root.ExecuteContext(ctx))
+}
+
+// report prints an error as one line, with its hint, and returns its exit code.
+func (a *app) report(err error) int {
+	if err == nil {
+		return exitGood
+	}
+	var e *exitError
+	code := exitFailed
+	if errors.As(err, &e) {
+		code = e.code
+		if e.err == nil {
+			return code
+		}
+	}
+	fmt.Fprintf(a.err, "shadowtape: %s\n", oneLine(err.Error()))
+	if e != nil && e.hint != "" {
+		fmt.Fprintf(a.err, "hint: %s\n", oneLine(e.hint))
+	}
+	return code
+}
+
+// oneLine keeps an error to one line: joined errors are separated by semicolons.
+func oneLine(s string) string { return strings.Join(strings.Split(strings.TrimSpace(s), "\n"), "; ") }
+
+// exitError gives an error an exit code and a hint. A nil err exits without a message: the answer on stdout has said it.
+type exitError struct {
+	code int
+	err  error
+	hint string
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usageError is a mistake in the command line; hint may be "".
+func usageError(err error, hint string) error { return &exitError{exitUsage, err, hint} }
+
+// exitWith is an error with an exit code of its own; err may be nil.
+func exitWith(code int, err error, hint string) error { return &exitError{code, err, hint} }
+
+// withHint adds a hint to an error that fails the command.
+func withHint(err error, hint string) error { return &exitError{exitFailed, err, hint} }
+
+// exactArgs is cobra.ExactArgs with our exit code and the names of what is missing.
+func exactArgs(names ...string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) != len(names) {
+			return usageError(fmt.Errorf("%s takes %s, not %d arguments", c.Name(), strings.Join(names, " "), len(args)), c.CommandPath()+" --help")
+		}
+		return nil
+	}
+}
+
+// minArgs is cobra.MinimumNArgs(1) with our exit code.
+func minArgs(name string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usageError(fmt.Errorf("%s needs %s", c.Name(), name), c.CommandPath()+" --help")
+		}
+		return nil
+	}
+}
