@@ -1,0 +1,34 @@
+# Shadowtape. `make help` lists what can be done; `make demo` and `make test` are the two commands of a fresh machine.
+SHELL   := bash
+GO      ?= go
+DEMO    ?= demo
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test race lint fuzz clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build the one static binary, bin/shadowtape
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/shadowtape ./cmd/shadowtape
+
+demo: build ## the main job on the built-in simulator: replay, replay slower, diff (under two minutes)
+	@DEMO='$(DEMO)' bash samples/demo/demo.sh
+
+test: ## run all tests
+	$(GO) test ./...
+
+race: ## run all tests under the race detector (needs gcc)
+	$(GO) test -race ./...
+
+lint: ## gofmt, vet, staticcheck, and a build without cgo
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo 'gofmt would change:'; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	CGO_ENABLED=0 $(GO) build ./...
+
+clean: ## remove what build and demo made
+	rm -rf bin demo
