@@ -3,9 +3,13 @@ package formats
 // FormatVersion is the version of traces and runs that this build writes, and the latest that it reads.
 const FormatVersion = 1
 
+// CompatibleWith is the oldest format version whose readers can read what this build writes.
+const CompatibleWith = 1
+
 // Header says what a trace is. It stands in each segment's Parquet key-value metadata and in trace.json.
 type Header struct {
 	FormatVersion    int            `json:"format_version"`
+	CompatibleWith   int            `json:"compatible_with"` // the oldest format version whose readers can read it: a version that only adds columns keeps it
 	ToolVersion      string         `json:"tool_version"`
 	SourceKind       string         `json:"source_kind"` // pcap, interface, proxy, sink, import:<format>, synth, replay, simulate
 	Source           string         `json:"source,omitempty"`

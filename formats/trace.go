@@ -1,96 +1,270 @@
 package formats
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
-	"iter"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/parquet-go/parquet-go"
 )
 
-var errNotBuilt = errors.New("not built yet")
-
-// SegmentOptions say when a trace's writer starts a new segment file. The zero value means the defaults.
-type SegmentOptions struct {
-	MaxRows  int64 // default 1,000,000
-	MaxBytes int64 // uncompressed; default 256 MiB
-}
-
-// Writer writes a trace. Not safe for concurrent use.
-type Writer struct{ h Header }
-
-// Create starts a trace: a single file where the name ends in ".parquet", else a directory of rotating segments. It refuses to
-// overwrite what exists (errors.Is(err, fs.ErrExist)).
-func Create(where string, h Header, o SegmentOptions) (*Writer, error) { return nil, errNotBuilt }
-
-// Header returns the header that will stand in the open segment and in trace.json; the caller keeps its counters current until Close.
-func (w *Writer) Header() *Header { return &w.h }
-
-// Write appends one exchange; it does not keep x. An ExchangeID of 0 is replaced by the next number.
-func (w *Writer) Write(x *Exchange) error { return errNotBuilt }
-
-// Close writes the open segment and the header. The trace is not complete before it returns nil.
-func (w *Writer) Close() error { return errNotBuilt }
-
-// RunWriter writes a run directory. Its methods are safe for concurrent use.
-type RunWriter struct{}
-
-// CreateRun starts a run directory. It refuses to overwrite what exists.
-func CreateRun(where string, m Manifest) (*RunWriter, error) { return nil, errNotBuilt }
-
-// Write appends one exchange.
-func (w *RunWriter) Write(x *Exchange) error { return errNotBuilt }
-
-// WriteServer appends samples of the server's metrics.
-func (w *RunWriter) WriteServer(s []ServerSample) error { return errNotBuilt }
-
-// WriteClient appends a sample of the client's health.
-func (w *RunWriter) WriteClient(s ClientSample) error { return errNotBuilt }
-
-// Close writes what is open and run.json.
-func (w *RunWriter) Close(m Manifest) error { return errNotBuilt }
-
-// Trace is an open trace or run.
+// Trace is an open trace or run. It holds no files open between calls; its methods are safe for concurrent use.
 type Trace struct {
 	Name     string    // as given to Open
 	Header   Header    // merged over the segments
 	Manifest *Manifest // nil unless it is a run
 	Rows     int64
+
+	store    Store
+	segments []string
+	parts    []part
 }
 
-// Open opens a file, a directory of segments, or a run directory.
-func Open(where string) (*Trace, error) { return nil, errNotBuilt }
+// part is one row group of one segment.
+type part struct {
+	segment string
+	group   int
+	rows    int64
+}
 
-// Close releases the files.
-func (t *Trace) Close() error { return errNotBuilt }
+// Open opens a file, a directory of segments, or a run directory. It refuses what is no trace, a segment that is damaged or cut short
+// (saying how many are good), and a format version that this build does not read. Segments of several hash keys leave HashKeyID empty:
+// what is shared between them is unknown.
+func Open(where string) (*Trace, error) {
+	t, err := open(where)
+	if err != nil {
+		return nil, fmt.Errorf("open trace %s: %w", where, bare(err))
+	}
+	return t, nil
+}
 
-// Column names a column of a trace.
-type Column string
+// bare drops the path that the os package repeats.
+func bare(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) && err == error(p) {
+		return p.Err
+	}
+	return err
+}
 
-// All yields the rows in stored order; with columns only those are filled. Each row is the caller's to keep. An error ends the sequence.
-func (t *Trace) All(columns ...Column) iter.Seq2[*Exchange, error] { return nil }
+func open(where string) (*Trace, error) {
+	info, err := os.Stat(where)
+	if err != nil {
+		return nil, err
+	}
+	t := &Trace{Name: where, store: directory(where)}
+	if !info.IsDir() {
+		t.store, t.segments = directory(filepath.Dir(where)), []string{filepath.Base(where)}
+	} else {
+		es, err := t.store.List(segmentPrefix)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range es {
+			if strings.HasSuffix(e.Name, segmentSuffix) {
+				t.segments = append(t.segments, e.Name)
+			}
+		}
+		if len(t.segments) == 0 {
+			return nil, fmt.Errorf("no segments (%s*%s) in this directory", segmentPrefix, segmentSuffix)
+		}
+	}
+	return t, t.load(info.IsDir())
+}
 
-// Scan yields batches of columns in stored order. A batch is valid until the next one.
-func (t *Trace) Scan(columns ...Column) iter.Seq2[*Batch, error] { return nil }
+// load reads the footers and merges the headers.
+func (t *Trace) load(dir bool) error {
+	var bad error
+	good, all := 0, span{}
+	keys := map[string]bool{}
+	for i, name := range t.segments {
+		s, err := inspectSegment(t.store, name)
+		if err != nil {
+			if !dir {
+				return err
+			}
+			if bad == nil {
+				bad = fmt.Errorf("segment %d, %s: %w", i+1, name, err)
+			}
+			continue
+		}
+		good++
+		for g, rows := range s.groups {
+			t.parts = append(t.parts, part{name, g, rows})
+			t.Rows += rows
+		}
+		if s.header.StartUnixNS != 0 || s.header.EndUnixNS != 0 {
+			all.add(s.header.StartUnixNS, s.header.EndUnixNS)
+		}
+		keys[s.header.HashKeyID] = true
+		if len(keys) > 1 {
+			s.header.HashKeyID = ""
+		}
+		t.Header = s.header // the last segment's counters are the latest
+	}
+	if bad != nil {
+		return fmt.Errorf("%w; %d of %d segments are good", bad, good, len(t.segments))
+	}
+	if dir {
+		if err := t.loadJSON(); err != nil {
+			return err
+		}
+	}
+	if len(keys) > 1 {
+		t.Header.HashKeyID = ""
+	}
+	t.Header.StartUnixNS, t.Header.EndUnixNS = all.from, all.to
+	return nil
+}
 
-// Batch is up to a few ten thousand rows of some columns.
-type Batch struct{ Rows int }
+// loadJSON reads trace.json and run.json where they are.
+func (t *Trace) loadJSON() error {
+	var h Header
+	switch err := readJSON(t.store, traceFile, &h); {
+	case err == nil:
+		if err := readable(h); err != nil {
+			return fmt.Errorf("%s: %w", traceFile, err)
+		}
+		t.Header = h
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	var m Manifest
+	switch err := readJSON(t.store, runFile, &m); {
+	case err == nil:
+		t.Manifest = &m
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	return nil
+}
 
-// Int64 returns a column of integers (of any width), of booleans as 0 and 1, or of microsecond and nanosecond times; valid is nil where
-// every value is known.
-func (b *Batch) Int64(c Column) (values []int64, valid []bool) { return nil, nil }
+func readJSON(s Store, name string, v any) error {
+	b, err := get(s, name)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
 
-// Float64 returns a column of floating-point numbers.
-func (b *Batch) Float64(c Column) (values []float64, valid []bool) { return nil, nil }
+// readable refuses a later version that says it is not compatible with this build.
+func readable(h Header) error {
+	if h.FormatVersion < 1 {
+		return errors.New("no format version")
+	}
+	if h.FormatVersion > FormatVersion && (h.CompatibleWith < 1 || h.CompatibleWith > FormatVersion) {
+		return fmt.Errorf("format version %d, this build reads up to %d", h.FormatVersion, FormatVersion)
+	}
+	return nil
+}
 
-// String returns a column of strings; unknown is "".
-func (b *Batch) String(c Column) []string { return nil }
+// segmentInfo is what a segment's footer says.
+type segmentInfo struct {
+	header Header
+	groups []int64 // rows of each row group
+}
 
-// List returns a column of integer lists: row i is values[offsets[i]:offsets[i+1]]. Unknown and empty are told apart by valid.
-func (b *Batch) List(c Column) (offsets []int32, values []int64, valid []bool) { return nil, nil, nil }
+// inspectSegment reads a segment's footer.
+func inspectSegment(s Store, name string) (segmentInfo, error) {
+	r, err := s.Open(name)
+	if err != nil {
+		return segmentInfo{}, bare(err)
+	}
+	defer r.Close()
+	f, err := openParquet(r)
+	if err != nil {
+		return segmentInfo{}, err
+	}
+	text, ok := f.Lookup(headerKey)
+	if !ok {
+		return segmentInfo{}, errors.New("a Parquet file, but no trace: it has no shadowtape header")
+	}
+	var info segmentInfo
+	if err := json.Unmarshal([]byte(text), &info.header); err != nil {
+		return segmentInfo{}, fmt.Errorf("header: %w", err)
+	}
+	if err := readable(info.header); err != nil {
+		return segmentInfo{}, err
+	}
+	for _, c := range columns {
+		if c.required && f.Root().Column(string(c.name)) == nil {
+			return segmentInfo{}, fmt.Errorf("column %s is missing", c.name)
+		}
+	}
+	for _, g := range f.RowGroups() {
+		info.groups = append(info.groups, g.NumRows())
+	}
+	return info, nil
+}
 
-// ServerSamples yields the rows of server.parquet, or none where there is no such file.
-func (t *Trace) ServerSamples() iter.Seq2[ServerSample, error] { return nil }
+// openParquet reads a footer. Damage is an error, never a panic.
+func openParquet(r ObjectReader) (f *parquet.File, err error) {
+	defer recovered(&err)
+	var magic [4]byte
+	if _, err := r.ReadAt(magic[:], 0); err != nil || string(magic[:]) != "PAR1" {
+		return nil, errors.New("not a Parquet file")
+	}
+	if _, err := r.ReadAt(magic[:], r.Size()-4); r.Size() < 12 || err != nil || string(magic[:]) != "PAR1" {
+		return nil, errors.New("cut short: a Parquet file without its footer")
+	}
+	f, err = parquet.OpenFile(r, r.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true), parquet.ReadBufferSize(32<<10))
+	if err != nil {
+		return nil, fmt.Errorf("damaged footer: %w", err)
+	}
+	return f, nil
+}
 
-// ClientSamples yields the rows of client.parquet.
-func (t *Trace) ClientSamples() iter.Seq2[ClientSample, error] { return nil }
+// recovered turns a panic of the Parquet library on damaged bytes into an error.
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("damaged: %v", p)
+	}
+}
+
+// Close releases the trace.
+func (t *Trace) Close() error { return nil }
+
+// Split cuts the trace into at most n traces of about equal numbers of rows, in order, to be read in parallel. Each names the whole
+// trace and carries its header.
+func (t *Trace) Split(n int) []*Trace {
+	var out []*Trace
+	want := (t.Rows + int64(max(n, 1)) - 1) / int64(max(n, 1))
+	for _, p := range t.parts {
+		if len(out) == 0 || out[len(out)-1].Rows >= want {
+			c := *t
+			c.parts, c.Rows = nil, 0
+			out = append(out, &c)
+		}
+		last := out[len(out)-1]
+		last.parts = append(last.parts, p)
+		last.Rows += p.rows
+	}
+	return slices.Clip(out)
+}
 
 // SHA256 is the checksum over the trace's segments in order, in hex.
-func (t *Trace) SHA256() (string, error) { return "", errNotBuilt }
+func (t *Trace) SHA256() (string, error) {
+	h := sha256.New()
+	for _, name := range t.segments {
+		r, err := t.store.Open(name)
+		if err != nil {
+			return "", err
+		}
+		_, err = io.Copy(h, io.NewSectionReader(r, 0, r.Size()))
+		if err := errors.Join(err, r.Close()); err != nil {
+			return "", fmt.Errorf("checksum of trace %s: %w", t.Name, err)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}

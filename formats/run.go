@@ -1,0 +1,141 @@
+package formats
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/compress/zstd"
+)
+
+const (
+	serverFile = "server.parquet"
+	clientFile = "client.parquet"
+	gpuFile    = "gpu.parquet"
+	seriesRows = 1 << 16 // rows of a row group of a series file
+)
+
+// RunWriter writes a run directory. Its methods are safe for concurrent use; a call may wait while a segment is synced to disk.
+type RunWriter struct {
+	mu        sync.Mutex
+	where     string
+	store     Store
+	exchanges *Writer
+	server    *series[ServerSample]
+	client    *series[ClientSample]
+}
+
+// CreateRun starts a run directory. It refuses to overwrite what exists (errors.Is(err, fs.ErrExist)). Until Close, run.json says that
+// the run was interrupted and is not valid.
+func CreateRun(where string, m Manifest) (*RunWriter, error) {
+	if err := emptyDirectory(where); err != nil {
+		return nil, fmt.Errorf("create run %s: %w", where, err)
+	}
+	store := directory(where)
+	m.Interrupted, m.Valid, m.Invalid = true, false, append([]string{"the run was not finished"}, m.Invalid...)
+	if err := putJSON(store, runFile, m); err != nil {
+		return nil, fmt.Errorf("create run %s: %w", where, err)
+	}
+	kind := m.Kind
+	if kind == "" {
+		kind = "replay"
+	}
+	w := &RunWriter{where: where, store: store,
+		server: &series[ServerSample]{store: store, name: serverFile, version: m.ToolVersion},
+		client: &series[ClientSample]{store: store, name: clientFile, version: m.ToolVersion}}
+	w.exchanges = newWriter(where, store, Header{ToolVersion: m.ToolVersion, SourceKind: kind, Source: m.TracePath}, SegmentOptions{})
+	if _, err := w.exchanges.begin(); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// SetHeader says what the run's exchanges carry over from the trace: prefix block unit, size and rule, hash key, tokenizer, prompts,
+// time base. Call it before the first Write.
+func (w *RunWriter) SetHeader(h Header) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	own := w.exchanges.h
+	h.FormatVersion, h.CompatibleWith, h.ToolVersion, h.SourceKind, h.Source = own.FormatVersion, own.CompatibleWith, own.ToolVersion, own.SourceKind, own.Source
+	h.StartUnixNS, h.EndUnixNS, h.Counters = 0, 0, Counters{}
+	w.exchanges.h = h
+}
+
+// Write appends one exchange; it does not keep x.
+func (w *RunWriter) Write(x *Exchange) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.exchanges.Write(x)
+}
+
+// WriteServer appends samples of the server's metrics.
+func (w *RunWriter) WriteServer(s []ServerSample) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.server.write(s)
+}
+
+// WriteClient appends a sample of the client's health.
+func (w *RunWriter) WriteClient(s ClientSample) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.client.write([]ClientSample{s})
+}
+
+// Close writes what is open and run.json. What could be written is kept even where it returns an error.
+func (w *RunWriter) Close(m Manifest) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err := errors.Join(w.exchanges.Close(), w.server.close(), w.client.close())
+	if err != nil {
+		m.Valid, m.Invalid = false, append([]string{"not everything could be written"}, m.Invalid...)
+	}
+	if err := errors.Join(err, putJSON(w.store, runFile, m)); err != nil {
+		return fmt.Errorf("close run %s: %w", w.where, err)
+	}
+	return nil
+}
+
+// series writes one long-form Parquet file beside the exchanges. Without a row there is no file.
+type series[T any] struct {
+	store   Store
+	name    string
+	version string
+	object  Object
+	w       *parquet.GenericWriter[T]
+	rows    int
+}
+
+func (s *series[T]) write(rows []T) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	if s.w == nil {
+		o, err := s.store.Create(s.name)
+		if err != nil {
+			return err
+		}
+		s.object = o
+		s.w = parquet.NewGenericWriter[T](o, parquet.Compression(&zstd.Codec{}), parquet.CreatedBy("shadowtape", s.version, ""))
+	}
+	if _, err := s.w.Write(rows); err != nil {
+		return err
+	}
+	if s.rows += len(rows); s.rows >= seriesRows {
+		s.rows = 0
+		return s.w.Flush()
+	}
+	return nil
+}
+
+func (s *series[T]) close() error {
+	if s.w == nil {
+		return nil
+	}
+	if err := s.w.Close(); err != nil {
+		return errors.Join(err, s.object.Discard())
+	}
+	s.w = nil
+	return s.store.Commit(s.object)
+}
