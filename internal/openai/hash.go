@@ -1,0 +1,114 @@
+package openai
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"hash"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// PrefixBlockBytes is the size of a prefix block: bytes of the canonical prompt (the header's prefix block size, unit bytes). It is some
+// 32 tokens of English, and exactly 32 token ids, which count four bytes each.
+const PrefixBlockBytes = 128
+
+// Hasher makes keyed hashes: HMAC-SHA-256 cut to 64 bits. Equal keys give equal hashes on every machine; without the key nothing can be
+// guessed from them. Not safe for concurrent use: one for each goroutine (Clone).
+type Hasher struct {
+	key   []byte
+	mac   hash.Hash
+	sum   [sha256.Size]byte
+	turns []formats.Hash
+	text  []byte // scratch
+}
+
+// NewHasher returns a hasher with a key of any length; the key is copied.
+func NewHasher(key []byte) *Hasher {
+	k := append([]byte(nil), key...)
+	return &Hasher{key: k, mac: hmac.New(sha256.New, k)}
+}
+
+// Clone returns a hasher with the same key for another goroutine.
+func (h *Hasher) Clone() *Hasher { return NewHasher(h.key) }
+
+// KeyID names the key, for the trace header: two traces whose ids differ cannot be joined on their hashes. It does not give the key away.
+func (h *Hasher) KeyID() string {
+	s := h.Sum("key-id")
+	return hex.EncodeToString(s[:])
+}
+
+// Sum hashes an identifier. kind separates name spaces, so that a user and a session of one name differ.
+func (h *Hasher) Sum(kind string, parts ...string) formats.Hash {
+	h.mac.Reset()
+	h.write(kind)
+	for _, p := range parts {
+		h.write(p)
+	}
+	return h.cut()
+}
+
+// Hex is Sum as 16 hex digits.
+func (h *Hasher) Hex(kind, s string) string {
+	sum := h.Sum(kind, s)
+	return hex.EncodeToString(sum[:])
+}
+
+// Turns returns, for the request last read, a chained hash after each of its messages, first to last. A later request of the same
+// conversation repeats them as a prefix. The slice is valid until the next ReadRequest.
+func (h *Hasher) Turns() []formats.Hash { return h.turns }
+
+func (h *Hasher) write(s string) {
+	var n [4]byte
+	binary.LittleEndian.PutUint32(n[:], uint32(len(s)))
+	h.mac.Write(n[:])
+	h.text = append(h.text[:0], s...)
+	h.mac.Write(h.text)
+}
+
+func (h *Hasher) cut() (f formats.Hash) {
+	copy(f[:], h.mac.Sum(h.sum[:0]))
+	return f
+}
+
+// chain hashes a canonical prompt as it is written: a keyed hash for each full block, chained over all blocks before it.
+type chain struct {
+	h      *Hasher
+	buf    [PrefixBlockBytes]byte
+	n      int
+	prev   formats.Hash
+	blocks []int64
+	total  int64
+}
+
+func (c *chain) Write(p []byte) {
+	c.total += int64(len(p))
+	for len(p) > 0 {
+		k := copy(c.buf[c.n:], p)
+		c.n += k
+		p = p[k:]
+		if c.n == len(c.buf) {
+			c.prev = c.sum("block")
+			c.blocks = append(c.blocks, int64(binary.BigEndian.Uint64(c.prev[:])))
+			c.n = 0
+		}
+	}
+}
+
+func (c *chain) str(s string) {
+	c.h.text = append(c.h.text[:0], s...)
+	c.Write(c.h.text)
+}
+
+// mark is a hash of everything written so far.
+func (c *chain) mark() formats.Hash { return c.sum("turn") }
+
+func (c *chain) sum(kind string) formats.Hash {
+	m := c.h.mac
+	m.Reset()
+	c.h.write(kind)
+	m.Write(c.prev[:])
+	m.Write(c.buf[:c.n])
+	return c.h.cut()
+}
