@@ -1,0 +1,230 @@
+package replayer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/openai"
+)
+
+// maxAttempts bounds how often a request is sent: once, and again only while a kept connection turned out to be closed before it
+// answered a byte.
+const maxAttempts = 3
+
+// doneGrace is how long after the stream has said that it is over its framing may take to end.
+const doneGrace = time.Second
+
+// path is where an endpoint's requests go.
+func path(e formats.Endpoint) string {
+	switch e {
+	case formats.EndpointCompletions:
+		return "/v1/completions"
+	case formats.EndpointResponses:
+		return "/v1/responses"
+	case formats.EndpointEmbeddings:
+		return "/v1/embeddings"
+	case formats.EndpointMessages:
+		return "/v1/messages"
+	case formats.EndpointRerank:
+		return "/v1/rerank"
+	}
+	return "/v1/chat/completions"
+}
+
+// wire is a request as it goes over the connection: head and body in one piece, so that it is one write.
+func (p *pool) wire(path, requestID string, body []byte) []byte {
+	b := make([]byte, 0, len(p.headTail)+len(body)+len(p.url.Path)+len(path)+len(requestID)+80)
+	b = append(b, "POST "...)
+	b = append(b, p.url.EscapedPath()...)
+	b = append(b, path...)
+	b = append(b, " HTTP/1.1\r\n"...)
+	b = append(b, p.headTail...)
+	b = append(b, "X-Request-Id: "...)
+	b = append(b, requestID...)
+	b = append(b, "\r\nContent-Length: "...)
+	b = strconv.AppendInt(b, int64(len(body)), 10)
+	b = append(b, "\r\n\r\n"...)
+	return append(b, body...)
+}
+
+// exchange sends one request and follows its answer, filling x. due is the scheduled time by clk; x's times become offsets from it.
+// started is told once, when the first byte is handed to the kernel.
+func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire []byte, clk clock, due int64, sent func(at int64)) {
+	deadline := time.Now().Add(p.c.o.Timeout)
+	for attempt := int32(1); ; attempt++ {
+		x.Attempt = formats.Of(attempt)
+		k := p.get()
+		x.ConnReused = formats.Of(k != nil)
+		if k == nil {
+			var s setup
+			var err error
+			k, s, err = p.dial(ctx)
+			set(&x.DNSNS, s.dns)
+			set(&x.ConnectNS, s.connect)
+			set(&x.TLSNS, s.tls)
+			if err != nil {
+				if attempt == 1 {
+					sent(-1)
+				}
+				fail(x, clk.now()-due, formats.ErrorConnect, formats.EndServerAbort)
+				if ctx.Err() != nil {
+					fail(x, clk.now()-due, "", formats.EndRunEnd)
+				}
+				return
+			}
+		}
+		if !p.c.enter(k) {
+			k.Close()
+			if attempt == 1 {
+				sent(-1)
+			}
+			fail(x, clk.now()-due, "", formats.EndRunEnd)
+			return
+		}
+		k.SetDeadline(deadline) // an error here shows in the write
+		at := clk.now()
+		if attempt == 1 {
+			x.SentNS = formats.Of(at - due)
+			sent(at)
+		}
+		_, werr := k.Write(wire)
+		x.RequestEndNS = formats.Of(clk.now() - due)
+		again := k.answer(x, clk, due, werr, attempt < maxAttempts && x.ConnReused.V)
+		p.c.leave(k)
+		if !again {
+			if x.EndReason == formats.EndTimeout && p.c.isCut() {
+				x.ErrorKind, x.EndReason = "", formats.EndRunEnd
+			}
+			return
+		}
+	}
+}
+
+// set fills a duration that happened.
+func set(n *formats.Null[int64], v int64) {
+	if v >= 0 {
+		*n = formats.Of(v)
+	}
+}
+
+// fail ends an exchange at a time that is an offset from its arrival.
+func fail(x *formats.Exchange, at int64, kind string, reason formats.EndReason) {
+	x.EndNS, x.ErrorKind, x.EndReason = formats.Of(at), kind, reason
+}
+
+// answer reads the response; werr is how the writing ended. It returns true where the request may be sent again: the connection was
+// closed before it answered, and retry allows it. The connection is kept or closed by then.
+func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, retry bool) (again bool) {
+	h, first, started, err := k.readHead(clk)
+	if err != nil {
+		k.Close()
+		if werr != nil && !started {
+			err = werr
+		}
+		if !started && retry && closed(err) {
+			return true
+		}
+		kind, reason := classify(err)
+		if started {
+			x.ResponseHeaderNS = formats.Of(first - due)
+		}
+		fail(x, clk.now()-due, kind, reason)
+		return false
+	}
+	x.Status = formats.Of(int32(h.status))
+	x.ResponseHeaderNS = formats.Of(first - due)
+	x.Clock = formats.ClockUser
+	if k.kernel {
+		x.Clock = formats.ClockKernel
+	}
+	b := newBody(h)
+	r := openai.NewResponse(x, h.status, h.contentType)
+	err = k.body(x, clk, due, &b, r)
+	x.ResponseBytes = formats.Of(b.total)
+	r.End(k.readAt-due, b.done)
+	if h.status >= 400 {
+		x.ErrorKind = fmt.Sprintf("http_%d", h.status)
+	} else if h.status >= 300 && x.ErrorKind == "" {
+		x.ErrorKind = fmt.Sprintf("http_%d", h.status)
+	} else if h.encoding != "" {
+		x.ErrorKind = formats.ErrorContentType // we asked for identity
+	} else if err != nil && x.EndReason != formats.EndErrorInStream {
+		x.ErrorKind, x.EndReason = classify(err)
+		if x.EndReason == formats.EndTimeout {
+			x.EndNS = formats.Of(clk.now() - due) // when it was given up
+		}
+	}
+	if err == nil && b.done && h.keepAlive && !k.spent && k.r == k.w {
+		k.pool.put(k, h)
+	} else {
+		k.Close()
+	}
+	return false
+}
+
+// body feeds the response's body to r until it ends.
+func (k *conn) body(x *formats.Exchange, clk clock, due int64, b *body, r *openai.Response) error {
+	hinted := false
+	var last int64 // the stamp of the bytes before
+	for first := true; !b.done; first = false {
+		if k.r == k.w {
+			if err := k.fill(clk); err != nil {
+				if errors.Is(err, io.EOF) && b.toEOF {
+					b.done = true
+					return nil
+				}
+				if r.Done() && (errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.EOF)) {
+					b.done, k.spent = true, true // it said that it was over
+					return nil
+				}
+				return err
+			}
+		}
+		var flags int32
+		if !first && k.kernel && k.readAt == last {
+			flags = formats.FlagCoalesced // one segment, read in two pieces
+		}
+		last = k.readAt
+		out, used, err := b.decode(k.buf[k.r:k.w])
+		k.r += used
+		if err != nil {
+			return err
+		}
+		if len(out) > 0 {
+			before := x.FirstTokenNS.Valid
+			r.Write(out, k.readAt-due, flags)
+			if !before && x.FirstTokenNS.Valid && k.kernel {
+				x.ClientDelayUS = formats.Of(k.delay / 1000)
+			}
+		}
+		if !hinted && !b.done && r.Done() {
+			hinted = true
+			k.SetReadDeadline(time.Now().Add(doneGrace))
+		}
+	}
+	return nil
+}
+
+// closed says whether an error means that the other side had closed the connection.
+func closed(err error) bool {
+	var ne net.Error
+	return !(errors.As(err, &ne) && ne.Timeout()) && !errors.Is(err, errProtocol)
+}
+
+// classify names a transport error.
+func classify(err error) (kind string, reason formats.EndReason) {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return formats.ErrorTimeout, formats.EndTimeout
+	case errors.Is(err, errProtocol), errors.Is(err, errTooLong):
+		return formats.ErrorProtocol, formats.EndServerAbort
+	}
+	return formats.ErrorReset, formats.EndServerAbort
+}

@@ -1,0 +1,120 @@
+package replayer
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// Prompter makes the bodies of requests. Body is called ahead of the deadline, from several goroutines at once. x is the exchange of
+// the run, a copy of the recorded one with the run's identity; Body sets in it what it decides: endpoint, model, stream, lengths. An
+// error means that the request cannot be made: it is dropped and counted, and the run goes on.
+type Prompter interface {
+	Body(x *formats.Exchange) ([]byte, error)
+}
+
+// Sink takes a run's rows. Replay calls it from one goroutine.
+type Sink interface {
+	Write(x *formats.Exchange) error
+}
+
+// Options of Replay. The zero value works.
+type Options struct {
+	RequestIDs  string        // what x-request-id starts with: RequestID(RequestIDs, arrival index). "": "st"
+	Node        string        // the machine that replays
+	Phase       formats.Phase // of the rows; "": measure
+	MaxInFlight int           // arrivals past it are dropped and counted; 0: 100,000
+	LateAfter   time.Duration // a request sent later than this after its time counts as late; 0: 1 ms
+	Drain       time.Duration // how long after the last arrival answers are waited for; what is left then has ended by run_end. 0: the client's Timeout
+	Builders    int           // goroutines that make bodies; 0: 2
+	Ahead       time.Duration // how far ahead of their deadlines bodies are made at most; 0: 10 s
+	AheadCount  int           // how many bodies may wait at most; 0: 4,096
+	AheadBytes  int64         // what waiting bodies may hold, unless it is one body; 0: 256 MiB
+	Live        *Live         // counters to watch while it runs; may be nil
+	// Sleep returns at t or soon after, and early where stop is closed. nil waits on the kernel's high-resolution timer where there is
+	// one. Tests on a virtual clock set SleepTimer.
+	Sleep func(t time.Time, stop <-chan struct{})
+	// Start is when the schedule's zero is; the zero time: when the first bodies are ready.
+	Start time.Time
+}
+
+// Validate reports every setting that cannot work.
+func (o Options) Validate() error {
+	var errs []error
+	for name, v := range map[string]int64{"max in flight": int64(o.MaxInFlight), "late after": int64(o.LateAfter), "drain": int64(o.Drain),
+		"builders": int64(o.Builders), "ahead": int64(o.Ahead), "ahead count": int64(o.AheadCount), "ahead bytes": o.AheadBytes} {
+		if v < 0 {
+			errs = append(errs, fmt.Errorf("%s is negative", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (o *Options) defaults(c *Client) {
+	if o.RequestIDs == "" {
+		o.RequestIDs = "st"
+	}
+	if o.Phase == "" {
+		o.Phase = formats.PhaseMeasure
+	}
+	if o.MaxInFlight == 0 {
+		o.MaxInFlight = 100_000
+	}
+	if o.LateAfter == 0 {
+		o.LateAfter = time.Millisecond
+	}
+	if o.Drain == 0 {
+		o.Drain = c.o.Timeout
+	}
+	if o.Builders == 0 {
+		o.Builders = 2
+	}
+	if o.Ahead == 0 {
+		o.Ahead = 10 * time.Second
+	}
+	if o.AheadCount == 0 {
+		o.AheadCount = 4096
+	}
+	if o.AheadBytes == 0 {
+		o.AheadBytes = 256 << 20
+	}
+	if o.Live == nil {
+		o.Live = &Live{}
+	}
+	if o.Sleep == nil {
+		o.Sleep = sleepPrecise
+	}
+}
+
+// Live is a run's counters while it runs. All are safe to read at any time.
+type Live struct {
+	Scheduled, Sent, Completed, Failed, Aborted, RunEnd, Dropped atomic.Int64
+	Late                                                         atomic.Int64 // sent more than Options.LateAfter after schedule
+	InFlight                                                     atomic.Int64
+	TTFTSumNS, TTFTCount                                         atomic.Int64 // from the scheduled time
+	LagMaxNS                                                     atomic.Int64 // the largest send lag since somebody set it to 0
+	Start                                                        atomic.Int64 // nanoseconds since 1970; 0 before the schedule's zero
+}
+
+// Counts are the conservation counters as they stand. While requests are in flight, Sent is ahead of its parts.
+func (l *Live) Counts() formats.RequestCounts {
+	return formats.RequestCounts{
+		Scheduled: l.Scheduled.Load(), Sent: l.Sent.Load(), Completed: l.Completed.Load(), Failed: l.Failed.Load(),
+		Aborted: l.Aborted.Load(), RunEnd: l.RunEnd.Load(), Dropped: l.Dropped.Load(),
+	}
+}
+
+// Stats is what Replay did.
+type Stats struct {
+	Requests    formats.RequestCounts
+	Errors      map[string]int64 // of the failed, by kind
+	Dropped     map[string]int64 // by why
+	Late        int64
+	Retried     int64 // requests sent again because a kept connection was closed
+	LagMax      time.Duration
+	Start, End  time.Time // the schedule's zero; when the last answer had ended
+	Interrupted bool      // the context was cancelled
+}

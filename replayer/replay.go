@@ -1,0 +1,377 @@
+package replayer
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// RequestID is the x-request-id of the arrival with an index, of a run whose ids start with prefix.
+func RequestID(prefix string, arrivalIndex int64) string {
+	return prefix + "-" + strconv.FormatInt(arrivalIndex, 10)
+}
+
+// CorrelationID is what stands in a run's correlation_id column for an x-request-id: the keyed hash of the id, with the run's prefix
+// as key. The prefix stands in run.json (options.request_ids), so a run can be joined with a server's log.
+func CorrelationID(prefix, requestID string) formats.Hash {
+	m := hmac.New(sha256.New, []byte(prefix))
+	m.Write([]byte(requestID))
+	var h formats.Hash
+	copy(h[:], m.Sum(nil))
+	return h
+}
+
+// errDone ends the reading of a schedule that nobody waits for any more.
+var errDone = errors.New("the run is over")
+
+// job is an arrival on its way from the schedule to the connection.
+type job struct {
+	due   time.Duration
+	index int64
+	x     *formats.Exchange
+	from  *formats.Exchange
+	pool  *pool
+	wire  []byte
+	err   error         // of the prompter
+	ready chan struct{} // closed when wire or err stands
+	cost  int64
+}
+
+// replay is the state of one Replay.
+type replay struct {
+	o       Options
+	c       *Client
+	p       Prompter
+	live    *Live
+	clk     clock
+	started chan struct{} // closed when clk stands
+
+	order chan *job // in the schedule's order, for the dispatcher
+	work  chan *job // the same, for the builders
+
+	budget   sync.Mutex
+	freed    *sync.Cond
+	waiting  int64 // bytes of bodies that were made and not sent
+	readErr  error // of the schedule
+	inFlight sync.WaitGroup
+	out      rowQueue
+	stats    Stats
+	statsMu  sync.Mutex
+}
+
+// Replay sends a schedule's requests at their times and writes one row for each to dst, sent or not. One goroutine keeps the times, on
+// absolute monotonic deadlines; it waits for no answer and for no body: a body that is not ready in time is sent by its own goroutine
+// when it is, late and counted. When the client itself was stalled, everything overdue goes out at once; the schedule is never moved.
+// A cancelled context ends what is in flight (run_end), and Stats says Interrupted with a nil error. Always Scheduled == Sent +
+// Dropped and Sent == Completed + Failed + Aborted + RunEnd. An error of the schedule or the sink ends the run and is returned with
+// the stats so far.
+func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o Options) (Stats, error) {
+	if err := o.Validate(); err != nil {
+		return Stats{}, err
+	}
+	o.defaults(c)
+	r := &replay{o: o, c: c, p: p, live: o.Live, started: make(chan struct{}), order: make(chan *job, o.AheadCount), work: make(chan *job, o.AheadCount)}
+	r.freed = sync.NewCond(&r.budget)
+	r.stats.Errors, r.stats.Dropped = map[string]int64{}, map[string]int64{}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c.revive()
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { r.read(ctx, s) })
+	for range o.Builders {
+		wg.Go(r.build)
+	}
+	writeErr := make(chan error, 1)
+	go func() { writeErr <- r.out.drain(dst, cancel) }()
+
+	first := <-r.order // nil where the schedule is empty
+	r.clk = newClock(r.zero(first))
+	close(r.started)
+	r.live.Start.Store(r.clk.unix)
+	r.stats.Start = r.clk.start
+	interrupted := r.dispatch(ctx, first)
+	if !interrupted {
+		interrupted = r.wait(ctx)
+	}
+	r.stats.Interrupted = interrupted && ctx.Err() != nil
+	cancel()
+	c.cutAll()
+	r.budget.Lock()
+	r.freed.Broadcast()
+	r.budget.Unlock()
+	for range r.order { // what the reader had put there; none of it was scheduled yet
+	}
+	r.inFlight.Wait()
+	wg.Wait()
+	r.out.close()
+	err := <-writeErr
+	r.stats.End = time.Now()
+	r.stats.Requests = r.live.Counts()
+	r.stats.Late = r.live.Late.Load()
+	if err != nil {
+		r.stats.Interrupted = false
+		return r.stats, fmt.Errorf("write run: %w", err)
+	}
+	if r.readErr != nil {
+		return r.stats, fmt.Errorf("read schedule: %w", r.readErr)
+	}
+	return r.stats, nil
+}
+
+// zero decides when the schedule starts: as given, or when the first body is ready, with a moment for those right behind it.
+func (r *replay) zero(first *job) time.Time {
+	if !r.o.Start.IsZero() {
+		return r.o.Start
+	}
+	if first != nil {
+		<-first.ready
+	}
+	return time.Now().Add(50 * time.Millisecond)
+}
+
+// read takes the schedule into the queues, no further ahead than the options allow.
+func (r *replay) read(ctx context.Context, s Schedule) {
+	defer close(r.order)
+	defer close(r.work)
+	var index int64
+	for a, err := range s {
+		if err == nil && ctx.Err() != nil {
+			err = errDone
+		}
+		if err == nil && a.Exchange == nil {
+			err = errors.New("an arrival without an exchange")
+		}
+		if err != nil {
+			if err != errDone {
+				r.readErr = err
+			}
+			return
+		}
+		if !r.ahead(ctx, a.At, index) {
+			return
+		}
+		j := &job{due: a.At, index: index, from: a.Exchange, ready: make(chan struct{}), pool: r.c.targets[index%int64(len(r.c.targets))]}
+		j.cost = bodyCost(a.Exchange)
+		j.x = r.row(a, index, j.pool)
+		index++
+		if !r.take(ctx, j.cost) {
+			return
+		}
+		select {
+		case r.order <- j:
+		case <-ctx.Done():
+			return
+		}
+		r.work <- j // as deep as order
+	}
+}
+
+// ahead waits until an arrival is near enough to be prepared. The first arrivals pass at once: they define the start.
+func (r *replay) ahead(ctx context.Context, at time.Duration, index int64) bool {
+	if at <= r.o.Ahead {
+		return true
+	}
+	select {
+	case <-r.started:
+	case <-ctx.Done():
+		return false
+	}
+	SleepTimer(r.clk.at(at-r.o.Ahead), ctx.Done())
+	return ctx.Err() == nil
+}
+
+// bodyCost estimates what a body holds, before it is made: token ids in text take about six bytes each.
+func bodyCost(x *formats.Exchange) int64 {
+	return 2048 + 6*max(x.InputTokens.V, 0)
+}
+
+// take reserves bytes of the look-ahead, waiting for bodies to be sent; a single body is always let through.
+func (r *replay) take(ctx context.Context, n int64) bool {
+	r.budget.Lock()
+	defer r.budget.Unlock()
+	for r.waiting > 0 && r.waiting+n > r.o.AheadBytes && ctx.Err() == nil {
+		r.freed.Wait()
+	}
+	r.waiting += n
+	return ctx.Err() == nil
+}
+
+func (r *replay) give(n int64) {
+	r.budget.Lock()
+	r.waiting -= n
+	r.freed.Signal()
+	r.budget.Unlock()
+}
+
+// row is the run's row for an arrival: the recorded request, the run's identity, nothing of the recorded outcome.
+func (r *replay) row(a Arrival, index int64, p *pool) *formats.Exchange {
+	x := *a.Exchange
+	x.ExchangeID = index + 1
+	if !x.SourceID.Valid {
+		x.SourceID = formats.Of(a.Exchange.ExchangeID)
+	}
+	x.ArrivalIndex, x.Loop = formats.Of(index), formats.Of(a.Loop)
+	x.CorrelationID = formats.Of(CorrelationID(r.o.RequestIDs, RequestID(r.o.RequestIDs, index)))
+	x.ServerID, x.Node, x.Phase = p.url.String(), r.o.Node, r.o.Phase
+	clearOutcome(&x)
+	return &x
+}
+
+// clearOutcome removes what belongs to the answer that was recorded. What was asked for stays, output length included, until the
+// answer replaces it: the prompter needs it.
+func clearOutcome(x *formats.Exchange) {
+	x.SentNS, x.RequestEndNS, x.ResponseHeaderNS, x.FirstEventNS, x.FirstTokenNS = none, none, none, none, none
+	x.FirstContentNS, x.LastTokenNS, x.EndNS, x.DNSNS, x.ConnectNS, x.TLSNS, x.ClientDelayUS = none, none, none, none, none, none, none
+	x.ConnReused = formats.Null[bool]{}
+	x.RequestBytes = none
+	x.Status, x.Attempt = formats.Null[int32]{}, formats.Null[int32]{}
+	x.ErrorKind, x.FinishReason, x.EndReason, x.ResponseModel = "", "", "", ""
+	x.PlannedAbort = formats.Null[bool]{}
+	x.ResponseBytes, x.ReasoningTokens, x.CachedTokens, x.GapBytes = none, none, none, none
+	x.Retransmits, x.Midstream, x.Truncated = formats.Null[int32]{}, formats.Null[bool]{}, formats.Null[bool]{}
+	x.EventGapUS, x.EventTokens, x.EventChoice, x.EventFlags = nil, nil, nil, nil
+	x.Clock = ""
+}
+
+var none formats.Null[int64]
+
+// build makes bodies until there are no more.
+func (r *replay) build() {
+	for j := range r.work {
+		body, err := r.p.Body(j.x)
+		if err != nil {
+			j.err = err
+		} else {
+			j.x.RequestBytes = formats.Of(int64(len(body)))
+			j.wire = j.pool.wire(path(j.x.Endpoint), RequestID(r.o.RequestIDs, j.index), body)
+		}
+		// What the answer will say; until then unknown.
+		j.x.OutputTokens, j.x.OutputTokensSource, j.x.ChoiceOutputTokens = none, "", nil
+		close(j.ready)
+	}
+}
+
+// dispatch is the one keeper of time. It returns true when the run was cut short.
+func (r *replay) dispatch(ctx context.Context, first *job) bool {
+	runtime.LockOSThread() // its waits are in the kernel
+	defer runtime.UnlockOSThread()
+	for j := first; j != nil; j = <-r.order {
+		r.o.Sleep(r.clk.at(j.due), ctx.Done())
+		if ctx.Err() != nil {
+			return true
+		}
+		j.x.ArrivalUnixNS = r.clk.unix + int64(j.due)
+		r.live.Scheduled.Add(1)
+		if r.live.InFlight.Load() >= int64(r.o.MaxInFlight) {
+			r.drop(j, formats.ErrorMaxInFlight)
+			continue
+		}
+		r.live.InFlight.Add(1)
+		r.inFlight.Add(1)
+		go r.send(ctx, j)
+	}
+	return ctx.Err() != nil
+}
+
+// drop writes the row of an arrival that is not sent.
+func (r *replay) drop(j *job, why string) {
+	r.live.Dropped.Add(1)
+	r.statsMu.Lock()
+	r.stats.Dropped[why]++
+	r.statsMu.Unlock()
+	x := j.x
+	r.inFlight.Add(1)
+	go func() { // the builder may still be at work on the row
+		defer r.inFlight.Done()
+		<-j.ready
+		r.give(j.cost)
+		x.ErrorKind, x.EndReason = why, formats.EndNotSent
+		r.out.put(x)
+	}()
+}
+
+// send runs one exchange to its end.
+func (r *replay) send(ctx context.Context, j *job) {
+	defer r.inFlight.Done()
+	defer r.live.InFlight.Add(-1)
+	select {
+	case <-j.ready:
+	default:
+		<-j.ready
+	}
+	if j.err != nil {
+		r.drop(j, formats.ErrorPrompt)
+		return
+	}
+	x, due := j.x, int64(j.due)
+	j.pool.exchange(ctx, x, j.wire, r.clk, due, func(at int64) {
+		r.live.Sent.Add(1)
+		r.give(j.cost)
+		if at < 0 {
+			return
+		}
+		lag := at - due
+		if lag > int64(r.o.LateAfter) {
+			r.live.Late.Add(1)
+		}
+		storeMax(&r.live.LagMaxNS, lag)
+	})
+	r.finish(x)
+}
+
+// finish counts an exchange that was sent, and hands its row on.
+func (r *replay) finish(x *formats.Exchange) {
+	l := r.live
+	switch {
+	case x.EndReason == formats.EndRunEnd:
+		l.RunEnd.Add(1)
+	case x.EndReason == formats.EndClientAbort:
+		l.Aborted.Add(1)
+	case x.Failed():
+		l.Failed.Add(1)
+	default:
+		l.Completed.Add(1)
+	}
+	if x.FirstTokenNS.Valid {
+		l.TTFTSumNS.Add(x.FirstTokenNS.V)
+		l.TTFTCount.Add(1)
+	}
+	r.statsMu.Lock()
+	if x.Failed() {
+		r.stats.Errors[x.ErrorKind]++
+	}
+	if x.Attempt.V > 1 {
+		r.stats.Retried++
+	}
+	r.stats.LagMax = max(r.stats.LagMax, time.Duration(x.SentNS.V))
+	r.statsMu.Unlock()
+	r.out.put(x)
+}
+
+// wait lets what is in flight end, as long as Drain allows. It returns true when the run was cut short.
+func (r *replay) wait(ctx context.Context) bool {
+	idle := make(chan struct{})
+	go func() {
+		r.inFlight.Wait()
+		close(idle)
+	}()
+	t := time.NewTimer(r.o.Drain)
+	defer t.Stop()
+	select {
+	case <-idle:
+	case <-t.C:
+	case <-ctx.Done():
+		return true
+	}
+	return false
+}
