@@ -1,0 +1,94 @@
+package analyzer
+
+// Window is what is known about a run's measured exchanges as a whole: what aggregates are computed from.
+type Window struct {
+	FromUnixNS, ToUnixNS int64   // first arrival; last end or arrival
+	Seconds              float64 // between them; 0 where there is one moment
+	Requests             Requests
+	InputTokens          int64 // of requests sent, where known
+	InputKnown           int64 // requests that the sum is over
+	OutputTokens         int64 // of requests sent, where known, whatever became of them
+	OutputKnown          int64
+	Limits               int   // SLO limits that were given
+	Met                  int64 // requests that completed and met every limit
+	Server               Server
+}
+
+// Aggregate is a property of a window and not of one row: a line of the table.
+type Aggregate struct {
+	Name       string
+	Unit       string
+	Better     string // lower, higher, or "" where a change is neither
+	Definition string
+	Of         func(*Window) (float64, bool) // false: undefined
+}
+
+// Aggregates returns the table, in the order in which it is shown. The slice is the caller's.
+func Aggregates() []Aggregate { return append([]Aggregate(nil), aggregates...) }
+
+var aggregates = []Aggregate{
+	{
+		Name: "request_rate", Unit: "1/s", Definition: "requests sent ÷ seconds of the measured window (first arrival to last end)",
+		Of: func(w *Window) (float64, bool) { return perSecond(w, w.Requests.Sent, true) },
+	}, {
+		Name: "input_rate", Unit: "tokens/s", Definition: "input tokens of the requests sent ÷ seconds of the measured window",
+		Of: func(w *Window) (float64, bool) { return perSecond(w, w.InputTokens, w.InputKnown > 0) },
+	}, {
+		Name: "output_rate", Unit: "tokens/s", Better: "higher", Definition: "output tokens received ÷ seconds of the measured window; below saturation an open loop's throughput is an input, not a result",
+		Of: func(w *Window) (float64, bool) { return perSecond(w, w.OutputTokens, w.OutputKnown > 0) },
+	}, {
+		Name: "goodput", Unit: "1/s", Better: "higher", Definition: "requests that completed and met every SLO given ÷ seconds of the measured window; undefined without an SLO. A limit on a metric that is undefined for a request does not count against it",
+		Of: func(w *Window) (float64, bool) { return perSecond(w, w.Met, w.Limits > 0) },
+	}, {
+		Name: "slo_attainment", Unit: "share", Better: "higher", Definition: "requests that completed and met every SLO given ÷ requests scheduled: a failed or dropped request misses",
+		Of: func(w *Window) (float64, bool) { return share(w.Met, w.Requests.Scheduled, w.Limits > 0) },
+	}, {
+		Name: "error_rate", Unit: "share", Better: "lower", Definition: "requests that failed ÷ requests sent; HTTP 200 with an error in the stream is a failure",
+		Of: func(w *Window) (float64, bool) {
+			return share(w.Requests.Failed, w.Requests.Sent, w.Requests.Unknown < w.Requests.Sent)
+		},
+	}, {
+		Name: "abort_rate", Unit: "share", Definition: "requests that the client gave up ÷ requests sent",
+		Of: func(w *Window) (float64, bool) {
+			return share(w.Requests.Aborted, w.Requests.Sent, w.Requests.Unknown < w.Requests.Sent)
+		},
+	}, {
+		Name: "drop_rate", Unit: "share", Better: "lower", Definition: "scheduled requests that the client did not send ÷ requests scheduled",
+		Of: func(w *Window) (float64, bool) { return share(w.Requests.Dropped, w.Requests.Scheduled, true) },
+	}, {
+		Name: "kv_usage_mean", Unit: "share", Definition: "pages in use ÷ pages of the cache by the server's gauge, time-weighted mean of the fullest engine",
+		Of: func(w *Window) (float64, bool) { return w.Server.KVUsageMean.V, w.Server.KVUsageMean.Valid },
+	}, {
+		Name: "kv_usage_p95", Unit: "share", Definition: "the same gauge's time-weighted 95th percentile",
+		Of: func(w *Window) (float64, bool) { return w.Server.KVUsageP95.V, w.Server.KVUsageP95.Valid },
+	}, {
+		Name: "kv_usage_peak", Unit: "share", Definition: "the same gauge's highest sample, of any engine",
+		Of: func(w *Window) (float64, bool) { return w.Server.KVUsagePeak.V, w.Server.KVUsagePeak.Valid },
+	}, {
+		Name: "kv_prefix_hit_rate", Unit: "share", Better: "higher", Definition: "prefix cache hits ÷ queries from the deltas of the server's counters",
+		Of: func(w *Window) (float64, bool) { return w.Server.PrefixHitRate.V, w.Server.PrefixHitRate.Valid },
+	}, {
+		Name: "kv_preemptions", Unit: "count", Better: "lower", Definition: "requests that the server preempted in the measured window, by its counter",
+		Of: func(w *Window) (float64, bool) { return w.Server.Preemptions.V, w.Server.Preemptions.Valid },
+	}, {
+		Name: "server_running_mean", Unit: "requests", Definition: "requests in the server's batch, time-weighted mean of its gauge, summed over engines",
+		Of: func(w *Window) (float64, bool) { return w.Server.RunningMean.V, w.Server.RunningMean.Valid },
+	}, {
+		Name: "server_waiting_mean", Unit: "requests", Better: "lower", Definition: "requests in the server's queue, time-weighted mean of its gauge, summed over engines",
+		Of: func(w *Window) (float64, bool) { return w.Server.WaitingMean.V, w.Server.WaitingMean.Valid },
+	},
+}
+
+func perSecond(w *Window, n int64, known bool) (float64, bool) {
+	if !known || w.Seconds <= 0 {
+		return 0, false
+	}
+	return float64(n) / w.Seconds, true
+}
+
+func share(part, whole int64, known bool) (float64, bool) {
+	if !known || whole == 0 {
+		return 0, false
+	}
+	return float64(part) / float64(whole), true
+}

@@ -1,0 +1,324 @@
+package analyzer
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
+)
+
+// Lengths are token counts of the requests that state one. Percentiles describe the trace as it is: no sample floor applies.
+type Lengths struct {
+	Mean Null `json:"mean"`
+	P50  Null `json:"p50"`
+	P90  Null `json:"p90"`
+	P95  Null `json:"p95"`
+	P99  Null `json:"p99"`
+	Max  Null `json:"max"`
+}
+
+// Dispersions are indices of dispersion of arrival counts: population variance ÷ mean over complete windows from the first arrival.
+// 1 is Poisson. Null where the trace has no complete window.
+type Dispersions struct {
+	OneS   Null `json:"1s"`
+	TenS   Null `json:"10s"`
+	SixtyS Null `json:"60s"`
+}
+
+// PrefixReuse is what an infinite prefix cache would have hit: the leading run of a request's blocks that an earlier request had.
+type PrefixReuse struct {
+	BlockHitRate Null `json:"block_hit_rate"`
+	TokenHitRate Null `json:"token_hit_rate"`
+}
+
+// Profile says what a trace is like; it is inspect's JSON. Warm-up is left out.
+type Profile struct {
+	Schema         int              `json:"schema"`
+	Exchanges      int64            `json:"exchanges"`
+	SpanS          Null             `json:"span_s"`          // last arrival − first
+	RatePerS       Null             `json:"rate_per_s"`      // n ÷ span
+	InterarrivalCV Null             `json:"interarrival_cv"` // population deviation ÷ mean of the gaps between sorted arrivals
+	IDC            Dispersions      `json:"idc"`
+	InputTokens    Lengths          `json:"input_tokens"`
+	OutputTokens   Lengths          `json:"output_tokens"`
+	Pearson        Null             `json:"pearson"`  // of input and output tokens
+	Spearman       Null             `json:"spearman"` // ties share their average rank
+	Prefix         PrefixReuse      `json:"prefix"`
+	TimeQuantumMS  Null             `json:"time_quantum_ms"` // median spacing of the distinct times, where most are shared; else null
+	Sessions       *int64           `json:"sessions"`        // distinct; null where the trace has none
+	Counters       formats.Counters `json:"counters"`        // what the recorder or importer met
+
+	Label    string   `json:"-"`
+	Source   string   `json:"-"`
+	Warnings []string `json:"-"`
+}
+
+// Inspect reads a trace once (twice where it is stored out of arrival order and has prefix blocks). It holds 8 bytes a row for arrival
+// times, 8 for two lengths, 16 more while ranks are made, 32 for each distinct prefix block and 8 for each session.
+func Inspect(r *Run) (Profile, error) {
+	p := Profile{Schema: 1, Counters: r.Header.Counters, Label: r.Label, Source: r.Header.SourceKind}
+	in := inspection{header: r.Header, sessions: map[formats.Hash]struct{}{}}
+	for x, err := range r.exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColOutputTokens, formats.ColPrefixBlocks, formats.ColPrefixTailTokens, formats.ColSessionID) {
+		if err != nil {
+			return p, fmt.Errorf("inspect %s: %w", r.Name, err)
+		}
+		if x.Phase != formats.PhaseWarmup {
+			in.add(x)
+		}
+	}
+	if in.unsorted && in.prefix.requests > 0 {
+		in.prefix = in.prefix.again()
+		for x, err := range r.exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColPrefixBlocks, formats.ColPrefixTailTokens) {
+			if err != nil {
+				return p, fmt.Errorf("inspect %s: %w", r.Name, err)
+			}
+			if x.Phase != formats.PhaseWarmup {
+				in.prefix.add(x, r.Header)
+			}
+		}
+	}
+	in.fill(&p)
+	return p, nil
+}
+
+// inspection is what one pass keeps.
+type inspection struct {
+	header   formats.Header
+	arrivals []int64
+	unsorted bool
+	input    []int32 // of all rows; −1 is unknown
+	output   []int32
+	prefix   prefixScan
+	sessions map[formats.Hash]struct{}
+}
+
+func (in *inspection) add(x *formats.Exchange) {
+	if n := len(in.arrivals); n > 0 && x.ArrivalUnixNS < in.arrivals[n-1] {
+		in.unsorted = true
+	}
+	in.arrivals = append(in.arrivals, x.ArrivalUnixNS)
+	in.input = append(in.input, length(x.InputTokens))
+	in.output = append(in.output, length(x.OutputTokens))
+	if x.SessionID.Valid {
+		in.sessions[x.SessionID.V] = struct{}{}
+	}
+	in.prefix.add(x, in.header)
+}
+
+func length(n formats.Null[int64]) int32 {
+	if !n.Valid || n.V < 0 {
+		return -1
+	}
+	return int32(min(n.V, math.MaxInt32))
+}
+
+func (in *inspection) fill(p *Profile) {
+	n := len(in.arrivals)
+	p.Exchanges = int64(n)
+	if len(in.sessions) > 0 {
+		s := int64(len(in.sessions))
+		p.Sessions = &s
+	}
+	if b := in.prefix; b.blocks > 0 {
+		p.Prefix.BlockHitRate = known(float64(b.hits) / float64(b.blocks))
+		if b.tokens > 0 {
+			p.Prefix.TokenHitRate = known(float64(b.hitTokens) / float64(b.tokens))
+		}
+	}
+	p.InputTokens, p.OutputTokens = lengthsOf(in.input), lengthsOf(in.output)
+	a, b := in.input[:0:0], in.output[:0:0]
+	for i := range in.input {
+		if in.input[i] >= 0 && in.output[i] >= 0 {
+			a, b = append(a, in.input[i]), append(b, in.output[i])
+		}
+	}
+	in.input, in.output = nil, nil
+	p.Pearson, p.Spearman = known(stats.Pearson(a, b)), known(stats.Spearman(a, b))
+	if n == 0 {
+		return
+	}
+	if in.unsorted {
+		slices.Sort(in.arrivals)
+	}
+	span := in.arrivals[n-1] - in.arrivals[0]
+	p.SpanS = known(float64(span) / 1e9)
+	if span == 0 {
+		return
+	}
+	p.RatePerS = known(float64(n) / (float64(span) / 1e9))
+	var m stats.Moments
+	for i := 1; i < n; i++ {
+		m.Add(float64(in.arrivals[i]-in.arrivals[i-1]), 1)
+	}
+	p.InterarrivalCV = known(m.Std() / m.Mean())
+	for seconds, at := range map[int64]*Null{1: &p.IDC.OneS, 10: &p.IDC.TenS, 60: &p.IDC.SixtyS} {
+		if idc, ok := stats.Dispersion(in.arrivals, seconds*1e9); ok {
+			*at = known(idc)
+		}
+	}
+	p.TimeQuantumMS = timeQuantum(in.arrivals)
+	if p.TimeQuantumMS.Valid {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("arrivals stand on a clock of %s ms: dispersion below that is the clock's, not the users'", number(p.TimeQuantumMS.V)))
+	}
+}
+
+func lengthsOf(column []int32) Lengths {
+	known := make([]float64, 0, len(column))
+	var m stats.Moments
+	for _, v := range column {
+		if v >= 0 {
+			known = append(known, float64(v))
+			m.Add(float64(v), 1)
+		}
+	}
+	if len(known) == 0 {
+		return Lengths{}
+	}
+	slices.Sort(known)
+	at := func(p float64) Null { return formats.Of(stats.Quantile(known, p)) }
+	return Lengths{Mean: formats.Of(m.Mean()), P50: at(0.5), P90: at(0.9), P95: at(0.95), P99: at(0.99), Max: at(1)}
+}
+
+// timeQuantum is the median spacing of the distinct times in milliseconds, where more than half of the arrivals share theirs with
+// another.
+func timeQuantum(sorted []int64) Null {
+	shared := 0
+	var spacing []float64
+	for i := 0; i < len(sorted); {
+		j := i + 1
+		for j < len(sorted) && sorted[j] == sorted[i] {
+			j++
+		}
+		if j-i > 1 {
+			shared += j - i
+		}
+		if i > 0 {
+			spacing = append(spacing, float64(sorted[i]-sorted[i-1])/nsPerMS)
+		}
+		i = j
+	}
+	if 2*shared <= len(sorted) || len(spacing) == 0 {
+		return Null{}
+	}
+	slices.Sort(spacing)
+	return known(stats.Quantile(spacing, 0.5))
+}
+
+// arrivalKey orders requests by arrival, then as stored.
+type arrivalKey struct{ at, row int64 }
+
+func (k arrivalKey) before(o arrivalKey) bool { return k.at < o.at || k.at == o.at && k.row < o.row }
+
+// prefixScan counts hits of an infinite cache. A block is a hit where an earlier request had it; in arrival order one pass is enough,
+// else a second pass counts against the first appearances that the first pass found.
+type prefixScan struct {
+	first             map[int64]arrivalKey
+	row               int64
+	requests          int64
+	blocks, hits      int64
+	tokens, hitTokens int64
+	known             bool // first is final
+}
+
+// again starts the second pass.
+func (s prefixScan) again() prefixScan { return prefixScan{first: s.first, known: true} }
+
+func (s *prefixScan) add(x *formats.Exchange, h formats.Header) {
+	key := arrivalKey{x.ArrivalUnixNS, s.row}
+	s.row++
+	if x.PrefixBlocks == nil {
+		return
+	}
+	s.requests++
+	if s.first == nil {
+		s.first = map[int64]arrivalKey{}
+	}
+	k := len(x.PrefixBlocks)
+	s.blocks += int64(k)
+	leading := 0
+	for leading < k {
+		first, seen := s.first[x.PrefixBlocks[leading]]
+		if !seen || !first.before(key) {
+			break
+		}
+		leading++
+	}
+	s.hits += int64(leading)
+	whole, hit := blockTokens(x, h, leading)
+	s.tokens += whole
+	s.hitTokens += hit
+	if s.known {
+		return
+	}
+	for _, b := range x.PrefixBlocks {
+		if first, seen := s.first[b]; !seen || key.before(first) {
+			s.first[b] = key
+		}
+	}
+}
+
+// blockTokens returns the size of a prompt and of its first blocks, in the header's unit: every block is full but, where a partial tail
+// counts as one, the last.
+func blockTokens(x *formats.Exchange, h formats.Header, leading int) (whole, hit int64) {
+	k, size := int64(len(x.PrefixBlocks)), int64(h.PrefixBlockSize)
+	if size <= 0 {
+		return 0, 0
+	}
+	last := size
+	whole = k*size + max(x.PrefixTailTokens.Or(0), 0)
+	if h.PrefixBlockRule == "ceil" && k > 0 {
+		switch {
+		case h.PrefixBlockUnit == "tokens" && x.InputTokens.Valid:
+			last = x.InputTokens.V - (k-1)*size
+		case x.PrefixTailTokens.Valid && x.PrefixTailTokens.V > 0:
+			last = x.PrefixTailTokens.V
+		}
+		whole = (k-1)*size + last
+	}
+	hit = int64(leading) * size
+	if int64(leading) == k && k > 0 {
+		hit = (k-1)*size + last
+	}
+	return whole, hit
+}
+
+// Text writes the profile for a terminal, at most 25 lines of 80 columns.
+func (p Profile) Text(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	line := func(format string, args ...any) { fmt.Fprintln(b, clip(fmt.Sprintf(format, args...), textWidth)) }
+	line("%s  %s exchanges over %s s, %s a second", p.Label, count(p.Exchanges), cell(p.SpanS), cell(p.RatePerS))
+	if c := p.Counters; c.Seen > 0 {
+		line("seen %s, filtered %s, dropped %s, written %s", count(c.Seen), count(c.Filtered), count(c.Dropped), count(c.Written))
+		for _, k := range sortedKeys(c.Reasons) {
+			line("  left out: %s %s", k, count(c.Reasons[k]))
+		}
+		for _, k := range sortedKeys(c.Notes) {
+			line("  noted: %s %s", k, count(c.Notes[k]))
+		}
+	}
+	line("arrivals       gap variation %s · dispersion %s at 1 s, %s at 10 s, %s at 60 s", cell(p.InterarrivalCV), cell(p.IDC.OneS), cell(p.IDC.TenS), cell(p.IDC.SixtyS))
+	line("%-14s%9s%9s%9s%9s%9s%9s", "tokens", "mean", "p50", "p90", "p95", "p99", "max")
+	for _, l := range []struct {
+		name string
+		l    Lengths
+	}{{"input", p.InputTokens}, {"output", p.OutputTokens}} {
+		line("%-14s%9s%9s%9s%9s%9s%9s", l.name, cell(l.l.Mean), cell(l.l.P50), cell(l.l.P90), cell(l.l.P95), cell(l.l.P99), cell(l.l.Max))
+	}
+	line("correlation    pearson %s, spearman %s", cell(p.Pearson), cell(p.Spearman))
+	if p.Prefix.BlockHitRate.Valid {
+		line("prefix reuse   %s of blocks, %s of tokens with an endless cache", percent(p.Prefix.BlockHitRate), percent(p.Prefix.TokenHitRate))
+	} else {
+		line("prefix reuse   unknown: the trace has no prefix blocks")
+	}
+	if p.Sessions != nil {
+		line("sessions       %s", count(*p.Sessions))
+	}
+	for _, warning := range p.Warnings {
+		line("warning: %s", warning)
+	}
+	return b.Flush()
+}

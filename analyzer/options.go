@@ -1,0 +1,76 @@
+package analyzer
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// Limit is an SLO on one metric of one request.
+type Limit struct {
+	Metric string        // a PerRequest metric
+	Max    time.Duration // met where the metric is not above it
+}
+
+// Options say what a summary is over. The zero value is everything, without an SLO.
+type Options struct {
+	SLO          []Limit
+	ExactSamples int // samples of a metric that are kept for exact quantiles before a sketch takes over; 0 means stats.DefaultExact
+}
+
+// Validate reports every option that cannot be used.
+func (o Options) Validate() error {
+	var all []error
+	for _, l := range o.SLO {
+		m, ok := MetricNamed(l.Metric)
+		switch {
+		case !ok:
+			all = append(all, fmt.Errorf("slo: there is no metric %q", l.Metric))
+		case !m.PerRequest:
+			all = append(all, fmt.Errorf("slo: %s has many samples a request; a limit needs one", l.Metric))
+		case l.Max <= 0:
+			all = append(all, fmt.Errorf("slo: %s must be above 0", l.Metric))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// ParseSLO reads "ttft=500ms,tpot=50ms". An empty text is no limit.
+func ParseSLO(text string) ([]Limit, error) {
+	var limits []Limit
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		name, value, ok := strings.Cut(part, "=")
+		if !ok {
+			return nil, fmt.Errorf("slo %q: want METRIC=DURATION", part)
+		}
+		d, err := time.ParseDuration(strings.TrimSpace(value))
+		if err != nil {
+			return nil, fmt.Errorf("slo %q: %q is no duration such as 500ms", part, value)
+		}
+		limits = append(limits, Limit{strings.TrimSpace(name), d})
+	}
+	return limits, Options{SLO: limits}.Validate()
+}
+
+// meets reports whether no limit is broken; a metric that is undefined for the request breaks none.
+func meets(x *formats.Exchange, limits []Limit) bool {
+	ok := true
+	for _, l := range limits {
+		m, found := MetricNamed(l.Metric)
+		if !found {
+			continue
+		}
+		m.Samples(x, func(v, _ float64) {
+			if v > float64(l.Max)/nsPerMS {
+				ok = false
+			}
+		})
+	}
+	return ok
+}

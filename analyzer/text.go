@@ -1,0 +1,170 @@
+package analyzer
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+)
+
+const textWidth = 80
+
+// Text writes the summary for a terminal: verdict first, at most 25 lines of 80 columns, no color.
+func (s Summary) Text(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	line := func(format string, args ...any) { fmt.Fprintln(b, clip(fmt.Sprintf(format, args...), textWidth)) }
+	if s.Valid {
+		line("valid    %s %s", s.Kind, s.Label)
+	} else {
+		line("INVALID  %s %s", s.Kind, s.Label)
+		for i, why := range s.Invalid {
+			if i == 3 {
+				line("         and %d more reasons", len(s.Invalid)-i)
+				break
+			}
+			line("         %s", why)
+		}
+	}
+	r := s.Requests
+	line("requests %s scheduled: %s sent, %s dropped", count(r.Scheduled), count(r.Sent), count(r.Dropped))
+	if r.Unknown < r.Sent {
+		line("         %s completed, %s failed, %s aborted, %s cut%s", count(r.Completed), count(r.Failed), count(r.Aborted), count(r.RunEnd), unless(r.Unknown, ", %s unknown"))
+	}
+	if len(s.Errors)+len(s.Dropped) > 0 {
+		line("errors   %s", kinds(s.Errors, s.Dropped))
+	}
+	line("window   %s s · %s requests/s · in %s tokens/s · out %s tokens/s", number(s.WindowS), s.aggregate("request_rate"), s.aggregate("input_rate"), s.aggregate("output_rate"))
+	if s.Aggregates["goodput"].Value.Valid {
+		line("slo      %s of requests meet it · goodput %s requests/s", percent(s.Aggregates["slo_attainment"].Value), s.aggregate("goodput"))
+	}
+	if s.Window.Server.Samples > 0 {
+		v := func(name string) Null { return s.Aggregates[name].Value }
+		line("pages    mean %s, p95 %s, peak %s in use · prefix hits %s · preempted %s", percent(v("kv_usage_mean")), percent(v("kv_usage_p95")), percent(v("kv_usage_peak")), percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
+	}
+	fmt.Fprintln(b)
+	s.table(line)
+	for i, warning := range s.Warnings {
+		if i == 3 {
+			line("warning: %d more in --json", len(s.Warnings)-i)
+			break
+		}
+		line("warning: %s", warning)
+	}
+	return b.Flush()
+}
+
+// table writes a row for each metric that has samples, in the table's order.
+func (s Summary) table(line func(string, ...any)) {
+	line("%-14s %8s%8s%8s%8s%8s%8s%8s%9s", "ms", "n", "mean", "std", "p50", "p90", "p95", "p99", "max")
+	floor, bound := "", 0.0
+	for _, m := range metrics {
+		f := s.Metrics[m.Name]
+		if f.N == 0 {
+			continue
+		}
+		line("%-14s %8s%8s%8s%8s%8s%8s%8s%9s", m.Name, count(int64(f.N)), cell(f.Mean), cell(f.Std), cell(f.P50), cell(f.P90), cell(f.P95), cell(f.P99), cell(f.Max))
+		bound = max(bound, f.Error)
+		for _, p := range percentiles[1:4] {
+			if f.Withheld[p.name] != "" && !strings.Contains(floor, p.name+" ") {
+				floor += fmt.Sprintf(", %s %d", p.name, p.floor)
+			}
+		}
+	}
+	if floor != "" {
+		line("–: too few samples to know it at 99 %% confidence; needs %s", floor[2:])
+	}
+	if bound > 0 {
+		line("percentiles of more than %s samples are within %.2g %%", count(1<<20), bound*100)
+	}
+}
+
+func (s Summary) aggregate(name string) string {
+	v := s.Aggregates[name].Value
+	if !v.Valid {
+		return "–"
+	}
+	return number(v.V)
+}
+
+// kinds lists counts by kind, the largest first.
+func kinds(errors, dropped map[string]int64) string {
+	var parts []string
+	for _, k := range sortedKeys(errors) {
+		parts = append(parts, fmt.Sprintf("%s %s", k, count(errors[k])))
+	}
+	for _, k := range sortedKeys(dropped) {
+		parts = append(parts, fmt.Sprintf("not sent: %s %s", k, count(dropped[k])))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func unless(n int64, format string) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(format, count(n))
+}
+
+// cell is a figure in a table, a dash where it is undefined or withheld.
+func cell(v Null) string {
+	if !v.Valid {
+		return "–"
+	}
+	return number(v.V)
+}
+
+func percent(v Null) string {
+	if !v.Valid {
+		return "–"
+	}
+	return number(v.V*100) + " %"
+}
+
+// number is a figure to four digits, in at most eight columns up to 10⁹.
+func number(v float64) string {
+	switch a := math.Abs(v); {
+	case a == 0:
+		return "0"
+	case a < 10:
+		return strconv.FormatFloat(v, 'f', 3, 64)
+	case a < 100:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	case a < 1000:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	case a < 1e6:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case a < 1e9:
+		return strconv.FormatFloat(v/1e6, 'f', 2, 64) + "M"
+	default:
+		return strconv.FormatFloat(v, 'g', 3, 64)
+	}
+}
+
+// count is a whole number with thousands separated, shortened beyond a million.
+func count(n int64) string {
+	if n >= 1e7 {
+		return strconv.FormatFloat(float64(n)/1e6, 'f', 1, 64) + "M"
+	}
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// clip cuts a line to a number of columns and drops control characters, which a label may bring.
+func clip(s string, columns int) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, s)
+	runes := []rune(strings.TrimRight(s, " "))
+	if len(runes) > columns {
+		return string(runes[:columns-1]) + "…"
+	}
+	return string(runes)
+}
