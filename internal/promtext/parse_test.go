@@ -1,0 +1,130 @@
+package promtext
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func page(t *testing.T, name string) Page {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Parse(b)
+}
+
+func find(p Page, name, labels string) []float64 {
+	var out []float64
+	for _, s := range p.Samples {
+		if s.Name == name && (labels == "" || s.Labels == labels) {
+			out = append(out, s.Value)
+		}
+	}
+	return out
+}
+
+// Every line of every page that is no comment is a sample, by a count that shares no code with the parser.
+func TestEveryLineOfEveryPage(t *testing.T) {
+	files, _ := filepath.Glob("testdata/*.txt")
+	if len(files) < 20 {
+		t.Fatalf("only %d pages", len(files))
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := 0
+		for _, l := range strings.Split(string(b), "\n") {
+			if l = strings.TrimSpace(l); l != "" && !strings.HasPrefix(l, "#") {
+				want++
+			}
+		}
+		p := Parse(b)
+		if cut := strings.Contains(f, "truncated"); cut != p.Truncated {
+			t.Errorf("%s: truncated %t", f, p.Truncated)
+		} else if cut {
+			want--
+		}
+		if len(p.Samples) != want || p.Bad != 0 {
+			t.Errorf("%s: %d samples and %d bad lines of %d", f, len(p.Samples), p.Bad, want)
+		}
+	}
+}
+
+func TestCRLFEscapesTimestamps(t *testing.T) {
+	p := page(t, "edge_crlf_escapes_nan_timestamps.txt")
+	s := p.Samples[0]
+	if s.Value != 0.5 || s.UnixMS != 1735001900123 {
+		t.Errorf("got %+v", s)
+	}
+	if v, ok := Label(s.Labels, "model_name"); !ok || v != "C:\\models\\qwen \"7b\"\nnewline" {
+		t.Errorf("model_name is %q", v)
+	}
+	if v, _ := Label(s.Labels, "engine"); v != "0" {
+		t.Errorf("engine is %q", v)
+	}
+	if p.Types["vllm:kv_cache_usage_perc"] != "gauge" {
+		t.Errorf("type is %q", p.Types["vllm:kv_cache_usage_perc"])
+	}
+	if v := find(p, "weird_untyped", `a="1"`); len(v) != 1 || !math.IsInf(v[0], 1) {
+		t.Errorf("trailing comma: %v", v)
+	}
+	if v := find(p, "weird_nan", ""); len(v) != 1 || !math.IsNaN(v[0]) {
+		t.Errorf("NaN: %v", v)
+	}
+	if v := find(p, "weird_neg", ""); len(v) != 1 || !math.IsInf(v[0], -1) {
+		t.Errorf("-Inf: %v", v)
+	}
+}
+
+func TestOpenMetrics(t *testing.T) {
+	p := page(t, "edge_openmetrics_exemplar.txt")
+	if !p.EOF || len(p.Samples) != 6 {
+		t.Fatalf("EOF %t, %d samples", p.EOF, len(p.Samples))
+	}
+	if v := find(p, "ttft_seconds_bucket", `le="0.1"`); len(v) != 1 || v[0] != 3 {
+		t.Errorf("bucket with exemplar: %v", v)
+	}
+	if p := page(t, "vllm_rust_frontend_openmetrics_2026-08.txt"); !p.EOF {
+		t.Error("the page's EOF was not seen")
+	}
+}
+
+func TestLabelsAreSorted(t *testing.T) {
+	p := Parse([]byte("a{z=\"1\",b=\"2\"} 3\n{\"x.y\",k=\"v\"} 4\nb{c=\"}{,=\"} 5\n"))
+	if p.Samples[0].Labels != `b="2",z="1"` || p.Samples[1].Name != "x.y" || p.Samples[1].Labels != `k="v"` || p.Samples[2].Value != 5 {
+		t.Errorf("got %+v", p.Samples)
+	}
+}
+
+func TestBadLinesAreCounted(t *testing.T) {
+	p := Parse([]byte("good 1\nno_value\nbad{a=1} 2\n1bad 3\nbad 0x10\nbad 1 2 3\nbad{a=\"b\" 1\nlast 9"))
+	if len(p.Samples) != 2 || p.Bad != 6 || p.Truncated {
+		t.Errorf("%d samples, %d bad, truncated %t", len(p.Samples), p.Bad, p.Truncated)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	files, _ := filepath.Glob("testdata/edge_*.txt")
+	for _, name := range files {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p := Parse(b)
+		for _, s := range p.Samples {
+			if s.Name == "" {
+				t.Error("a sample without a name")
+			}
+			s.Bucket()
+		}
+	})
+}
