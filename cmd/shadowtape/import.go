@@ -1,0 +1,149 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/formats/foreign"
+)
+
+func importCommand(a *app) *cobra.Command {
+	var (
+		out           string
+		force, asJSON bool
+		o             foreign.Options
+	)
+	c := &cobra.Command{
+		Use:   "import FORMAT FILE… -o TRACE",
+		Short: "Turn a public trace, or a log of another tool, into a trace",
+		Long: `Turn a public trace, or a log of another tool, into a trace. FILE may be compressed with gzip or zstd; "-" is standard input.
+Rows are sorted by arrival. Every row read is kept, or left out and counted with its reason.
+
+Formats:
+` + formatList(),
+		Example: `  shadowtape import azure-llm AzureLLMInferenceTrace_conv.csv -o conv
+  shadowtape import mooncake conversation_trace.jsonl -o mooncake.parquet
+  zcat week.csv.gz | shadowtape import azure-llm - -o week --strict`,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) < 2 {
+				return usageError(errors.New("import needs FORMAT and FILE"), "shadowtape import --help lists the formats")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if out == "" {
+				return usageError(errors.New("import needs -o TRACE"), "")
+			}
+			f, err := foreign.Named(args[0])
+			if err != nil {
+				return usageError(err, "shadowtape import --help says what each is")
+			}
+			if err := o.Validate(); err != nil {
+				return usageError(err, "")
+			}
+			if force {
+				if err := formats.Remove(out); err != nil {
+					return err
+				}
+			}
+			sources, done, err := a.sources(args[1:])
+			if err != nil {
+				return err
+			}
+			defer done()
+			r, err := foreign.Import(c.Context(), f, sources, out, formats.Header{ToolVersion: readBuildInfo().Version}, o)
+			for _, w := range r.Warnings {
+				fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(w))
+			}
+			if n := r.Reasons["broken_row"] - int64(len(r.Warnings)); n > 0 {
+				fmt.Fprintf(a.err, "shadowtape: warning: %d more broken rows left out\n", n)
+			}
+			switch {
+			case errors.Is(err, fs.ErrExist):
+				return withHint(err, "--force replaces it")
+			case c.Context().Err() != nil:
+				return exitWith(exitInterrupted, errors.New("import: interrupted, nothing was written"), "")
+			case err != nil:
+				return err
+			}
+			if asJSON {
+				return json.NewEncoder(a.out).Encode(importAnswer{r.Read, r.Kept, r.Dropped, r.Reasons, r.Notes})
+			}
+			printReport(a.out, out, r)
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	f.StringVarP(&out, "output", "o", "", "where the trace goes: a directory, or one file if it ends in .parquet")
+	f.BoolVar(&force, "force", false, "replace a trace that is there")
+	f.BoolVar(&o.Strict, "strict", false, "stop at the first broken row")
+	f.IntVar(&o.BlockSize, "block-size", 0, "tokens of a prefix block (default: found from the rows)")
+	f.StringVar(&o.Licence, "licence", "", "licence of the data (default: that of the published files)")
+	f.BoolVar(&asJSON, "json", false, "print one JSON document")
+	return c
+}
+
+// importAnswer is what import --json prints.
+type importAnswer struct {
+	Read    int64            `json:"read"`
+	Kept    int64            `json:"kept"`
+	Dropped int64            `json:"dropped"`
+	Reasons map[string]int64 `json:"reasons"`
+	Notes   map[string]int64 `json:"notes"`
+}
+
+func printReport(w io.Writer, out string, r foreign.Report) {
+	fmt.Fprintf(w, "%s: %d rows read, %d kept, %d dropped\n", out, r.Read, r.Kept, r.Dropped)
+	for _, k := range slices.Sorted(maps.Keys(r.Reasons)) {
+		fmt.Fprintf(w, "  dropped  %-24s %d\n", k, r.Reasons[k])
+	}
+	for _, k := range slices.Sorted(maps.Keys(r.Notes)) {
+		fmt.Fprintf(w, "  kept     %-24s %d\n", k, r.Notes[k])
+	}
+}
+
+// formatList is the table of formats for help.
+func formatList() string {
+	var b strings.Builder
+	for _, f := range foreign.Formats() {
+		fmt.Fprintf(&b, "  %-16s %s\n  %-16s   %s\n", f.Name, f.Summary, "", f.Fields)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// sources opens the files to import; "-" is standard input.
+func (a *app) sources(names []string) ([]foreign.Source, func(), error) {
+	var open []*os.File
+	done := func() {
+		for _, f := range open {
+			f.Close()
+		}
+	}
+	var sources []foreign.Source
+	for _, n := range names {
+		if n == "-" {
+			sources = append(sources, foreign.Source{Name: "stdin", R: a.in})
+			continue
+		}
+		f, err := os.Open(n)
+		if err != nil {
+			done()
+			return nil, nil, fmt.Errorf("import: %w", err)
+		}
+		open = append(open, f)
+		sources = append(sources, foreign.Source{Name: filepath.Base(n), R: f})
+	}
+	return sources, done, nil
+}

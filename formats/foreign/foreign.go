@@ -1,0 +1,225 @@
+// Package foreign reads the traces and logs of others into traces of ours, and writes ours as theirs.
+package foreign
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// Format is one foreign format that can be imported.
+type Format struct {
+	Name    string
+	Summary string // what it is, in a line
+	Fields  string // what is read from it, and where it goes
+	Licence string // of the published files; "" where there are none
+	detect  func(head []byte) bool
+	open    func(*input) (formats.Decoder, error)
+}
+
+// Formats are the formats that can be imported, in the order in which they are tried on unknown content.
+func Formats() []Format { return importers }
+
+// Named finds a format.
+func Named(name string) (Format, error) {
+	for _, f := range importers {
+		if f.Name == name {
+			return f, nil
+		}
+	}
+	var names []string
+	for _, f := range importers {
+		names = append(names, f.Name)
+	}
+	return Format{}, fmt.Errorf("there is no format %q: %s", name, strings.Join(names, ", "))
+}
+
+// input is one foreign file while it is read. A decoder states in header what it learns about the whole.
+type input struct {
+	name   string
+	r      *bufio.Reader // decompressed
+	header *formats.Header
+	notes  map[string]int64 // what was kept but is odd
+	o      Options
+	part   int   // number of the file, from 0
+	rows   int64 // exchange ids that earlier files took
+}
+
+// peek is the beginning of the content.
+func (in *input) peek() []byte {
+	b, _ := in.r.Peek(headBytes)
+	return bytes.TrimPrefix(b, bom)
+}
+
+const headBytes = 64 << 10
+
+var bom = []byte("\xef\xbb\xbf")
+
+// Source is one file to import. Gzip and zstd are taken off by content.
+type Source struct {
+	Name string // base name, for messages and the header
+	R    io.Reader
+}
+
+// Options steer an import. The zero value keeps what is good and counts the rest.
+type Options struct {
+	Strict    bool   // the first bad row ends the import
+	BlockSize int    // tokens of a prefix block where the file does not say; 0 finds it from the rows
+	Licence   string // "" takes the published files'
+	LogFormat string // the access log's format line, for nginx and envoy
+	Seed      uint64 // for formats that must be expanded by chance
+	HashKey   []byte // for keyed hashes of identifiers; nil draws one and forgets it
+}
+
+// Validate refuses a negative block size.
+func (o Options) Validate() error {
+	if o.BlockSize < 0 {
+		return fmt.Errorf("block size %d: below 0", o.BlockSize)
+	}
+	return nil
+}
+
+// Report accounts for every row that an import read: Read == Kept + Dropped.
+type Report struct {
+	Read     int64
+	Kept     int64
+	Dropped  int64
+	Reasons  map[string]int64 // of the dropped rows
+	Notes    map[string]int64 // of the kept ones: inversions, …
+	Warnings []string         // file, row and cause of the first broken rows
+}
+
+const maxWarnings = 20
+
+// Import reads the sources in order and writes one trace, sorted by arrival; rows of one time keep their order, and each step back in
+// time is counted as an inversion. Where it fails, nothing is left at where.
+func Import(ctx context.Context, f Format, sources []Source, where string, h formats.Header, o Options) (Report, error) {
+	r := Report{Reasons: map[string]int64{}, Notes: map[string]int64{}}
+	if err := o.Validate(); err != nil {
+		return r, err
+	}
+	h.SourceKind = "import:" + f.Name
+	h.Licence = f.Licence
+	if o.Licence != "" {
+		h.Licence = o.Licence
+	}
+	s, err := newSorter(where, h)
+	if err != nil {
+		return r, err
+	}
+	if err := importAll(ctx, f, sources, s, &r, o); err != nil {
+		return r, errors.Join(err, s.abandon())
+	}
+	return r, s.close(&r)
+}
+
+func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Report, o Options) error {
+	all := sha256.New()
+	var names []string
+	for i, src := range sources {
+		one := sha256.New()
+		raw := io.TeeReader(src.R, io.MultiWriter(all, one))
+		plain, err := decompressed(raw)
+		if err != nil {
+			return fmt.Errorf("import %s: %w", src.Name, err)
+		}
+		in := &input{name: src.Name, r: bufio.NewReaderSize(plain, 1<<20), header: s.header(), notes: r.Notes, o: o, part: i, rows: s.rows}
+		if err := importOne(ctx, f, in, s, r); err != nil {
+			return fmt.Errorf("import %s: %w", src.Name, err)
+		}
+		if _, err := io.Copy(io.Discard, raw); err != nil {
+			return fmt.Errorf("import %s: %w", src.Name, err)
+		}
+		names = append(names, src.Name)
+		if len(sources) > 1 {
+			if s.header().Extra == nil {
+				s.header().Extra = map[string]any{}
+			}
+			s.header().Extra["sha256:"+src.Name] = hex.EncodeToString(one.Sum(nil))
+		}
+	}
+	h := s.header()
+	h.Source, h.SourceSHA256 = strings.Join(names, ","), hex.EncodeToString(all.Sum(nil))
+	return nil
+}
+
+func importOne(ctx context.Context, f Format, in *input, s *sorter, r *Report) error {
+	if head := in.peek(); !f.detect(head) {
+		for _, other := range importers {
+			if other.Name != f.Name && other.detect(head) {
+				return fmt.Errorf("this is no %s: it looks like %s", f.Name, other.Name)
+			}
+		}
+		return fmt.Errorf("this is no %s: it has none of its fields (%s)", f.Name, f.Fields)
+	}
+	next, err := f.open(in)
+	if err != nil {
+		return err
+	}
+	for n := 0; ; n++ {
+		if n%4096 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		x := s.new()
+		err := next(x)
+		if err == io.EOF {
+			return nil
+		}
+		r.Read++
+		var bad *formats.RowError
+		switch {
+		case err == nil:
+			r.Kept++
+			if x.Phase == "" {
+				x.Phase = formats.PhaseRecord
+			}
+			if err := s.add(x); err != nil {
+				return err
+			}
+		case errors.As(err, &bad):
+			r.Dropped++
+			r.Reasons[bad.Reason]++
+			if bad.Err == nil {
+				break // expected in this format: counted, not warned of
+			}
+			if in.o.Strict {
+				return err
+			}
+			if len(r.Warnings) < maxWarnings {
+				r.Warnings = append(r.Warnings, fmt.Sprintf("%s, %v: left out", in.name, err))
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// decompressed takes gzip or zstd off, by content.
+func decompressed(r io.Reader) (io.Reader, error) {
+	b := bufio.NewReaderSize(r, 64<<10)
+	head, _ := b.Peek(4)
+	switch {
+	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+		return gzip.NewReader(b)
+	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		return zstd.NewReader(b, zstd.WithDecoderConcurrency(1))
+	}
+	return b, nil
+}
+
+// counters are the report as a trace's header holds it.
+func (r *Report) counters() formats.Counters {
+	return formats.Counters{Seen: r.Read, Dropped: r.Dropped, Written: r.Kept, Reasons: maps.Clone(r.Reasons), Notes: maps.Clone(r.Notes)}
+}
