@@ -39,6 +39,8 @@ var only = map[string][]string{
 	"github.com/spf13/cobra":           {"cmd"},
 	"gonum.org/v1/gonum":               {"internal/workload", "internal/stats", "analyzer"},
 	"github.com/moby/moby/client":      {"internal/deploy"},
+	"github.com/moby/moby/api":         {"internal/deploy"},
+	"github.com/containerd/errdefs":    {"internal/deploy"},
 	"golang.org/x/sys":                 {"recorder", "replayer", "internal/gpu", "internal/term", "formats"},
 	"golang.org/x/net/bpf":             {"recorder"},
 	"golang.org/x/term":                {"internal/term", "cmd"},
