@@ -162,7 +162,7 @@ func (in *inspection) fill(p *Profile) {
 	}
 	p.TimeQuantumMS = timeQuantum(in.arrivals)
 	if p.TimeQuantumMS.Valid {
-		p.Warnings = append(p.Warnings, fmt.Sprintf("arrivals stand on a clock of %s ms: dispersion below that is the clock's, not the users'", number(p.TimeQuantumMS.V)))
+		p.Warnings = append(p.Warnings, fmt.Sprintf("arrivals stand on a %s ms clock: dispersion below that is the clock's", number(p.TimeQuantumMS.V)))
 	}
 }
 
@@ -300,7 +300,7 @@ func (p Profile) Text(w io.Writer) error {
 			line("  noted: %s %s", k, count(c.Notes[k]))
 		}
 	}
-	line("arrivals       gap variation %s · dispersion %s at 1 s, %s at 10 s, %s at 60 s", cell(p.InterarrivalCV), cell(p.IDC.OneS), cell(p.IDC.TenS), cell(p.IDC.SixtyS))
+	line("arrivals       gap CV %s · dispersion %s at 1 s, %s at 10 s, %s at 60 s", cell(p.InterarrivalCV), cell(p.IDC.OneS), cell(p.IDC.TenS), cell(p.IDC.SixtyS))
 	line("%-14s%9s%9s%9s%9s%9s%9s", "tokens", "mean", "p50", "p90", "p95", "p99", "max")
 	for _, l := range []struct {
 		name string

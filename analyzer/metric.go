@@ -28,6 +28,9 @@ type Metric struct {
 	// Resolution is the smallest difference, in the metric's unit, that a client's clock and scheduler can vouch for; a diff never calls less a change.
 	Resolution float64
 
+	// Detail is set where the terminal summary leaves the metric to JSON.
+	Detail bool
+
 	// Informs is set where the metric explains and never decides a diff.
 	Informs bool
 }
@@ -64,7 +67,7 @@ var metrics = []Metric{
 		Notes:      "What a user waits for in front of a reasoning model.",
 		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstContentNS }, false),
 	}, {
-		Name: "ttfc_from_send", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Informs: true,
+		Name: "ttfc_from_send", Unit: "ms", Better: "lower", PerRequest: true, Detail: true, Resolution: 1, Informs: true,
 		Definition: "ttfc counted from the first request byte written",
 		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstContentNS }, true),
 	}, {
@@ -92,7 +95,7 @@ var metrics = []Metric{
 		Definition: "e2el counted from the first request byte written",
 		Samples:    e2el(true),
 	}, {
-		Name: "end", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Informs: true,
+		Name: "end", Unit: "ms", Better: "lower", PerRequest: true, Detail: true, Resolution: 1, Informs: true,
 		Definition: "last response byte − scheduled time",
 		Notes:      "Complete answers only. The difference to e2el is the tail after the last token: usage, [DONE], the end of the connection's answer.",
 		Samples: func(x *formats.Exchange, yield func(value, weight float64)) {

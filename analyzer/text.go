@@ -19,13 +19,7 @@ func (s Summary) Text(w io.Writer) error {
 		line("valid    %s %s", s.Kind, s.Label)
 	} else {
 		line("INVALID  %s %s", s.Kind, s.Label)
-		for i, why := range s.Invalid {
-			if i == 3 {
-				line("         and %d more reasons", len(s.Invalid)-i)
-				break
-			}
-			line("         %s", why)
-		}
+		listed(line, "         ", s.Invalid)
 	}
 	r := s.Requests
 	line("requests %s scheduled: %s sent, %s dropped", count(r.Scheduled), count(r.Sent), count(r.Dropped))
@@ -41,18 +35,22 @@ func (s Summary) Text(w io.Writer) error {
 	}
 	if s.Window.Server.Samples > 0 {
 		v := func(name string) Null { return s.Aggregates[name].Value }
-		line("pages    mean %s, p95 %s, peak %s in use · prefix hits %s · preempted %s", percent(v("kv_usage_mean")), percent(v("kv_usage_p95")), percent(v("kv_usage_peak")), percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
+		line("pages    mean %s, p95 %s, peak %s · prefix hits %s · preempted %s", percent(v("kv_usage_mean")), percent(v("kv_usage_p95")), percent(v("kv_usage_peak")), percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
 	}
-	fmt.Fprintln(b)
 	s.table(line)
-	for i, warning := range s.Warnings {
-		if i == 3 {
-			line("warning: %d more in --json", len(s.Warnings)-i)
-			break
-		}
-		line("warning: %s", warning)
-	}
+	listed(line, "warning: ", s.Warnings)
 	return b.Flush()
+}
+
+// listed writes the first two of some lines, and how many more there are.
+func listed(line func(string, ...any), prefix string, all []string) {
+	for i, text := range all {
+		if i == 1 && len(all) > 2 {
+			line("%s%d more in --json, such as: %s", prefix, len(all)-1, text)
+			return
+		}
+		line("%s%s", prefix, text)
+	}
 }
 
 // table writes a row for each metric that has samples, in the table's order.
@@ -61,7 +59,7 @@ func (s Summary) table(line func(string, ...any)) {
 	floor, bound := "", 0.0
 	for _, m := range metrics {
 		f := s.Metrics[m.Name]
-		if f.N == 0 {
+		if f.N == 0 || m.Detail {
 			continue
 		}
 		line("%-14s %8s%8s%8s%8s%8s%8s%8s%9s", m.Name, count(int64(f.N)), cell(f.Mean), cell(f.Std), cell(f.P50), cell(f.P90), cell(f.P95), cell(f.P99), cell(f.Max))
@@ -72,11 +70,11 @@ func (s Summary) table(line func(string, ...any)) {
 			}
 		}
 	}
-	if floor != "" {
+	switch {
+	case bound > 0:
+		line("percentiles of very many samples are within %.2g %%", bound*100)
+	case floor != "":
 		line("–: too few samples to know it at 99 %% confidence; needs %s", floor[2:])
-	}
-	if bound > 0 {
-		line("percentiles of more than %s samples are within %.2g %%", count(1<<20), bound*100)
 	}
 }
 
@@ -125,8 +123,8 @@ func percent(v Null) string {
 // number is a figure to four digits, in at most eight columns up to 10⁹.
 func number(v float64) string {
 	switch a := math.Abs(v); {
-	case a == 0:
-		return "0"
+	case a == math.Trunc(a) && a < 1e6:
+		return strconv.FormatFloat(v, 'f', 0, 64)
 	case a < 10:
 		return strconv.FormatFloat(v, 'f', 3, 64)
 	case a < 100:
