@@ -23,7 +23,7 @@ type Figures struct {
 	P90       Null              `json:"p90"`
 	P95       Null              `json:"p95"`
 	P99       Null              `json:"p99"`
-	P999      Null              `json:"p99.9"`
+	P999      Null              `json:"p99_9"`
 	Max       Null              `json:"max"`
 	Undefined int64             `json:"undefined"`             // exchanges sent for which the metric is not defined
 	Omitted   int64             `json:"omitted,omitempty"`     // samples that the definition leaves out
@@ -115,7 +115,7 @@ var percentiles = []struct {
 	p     float64
 	floor int
 }{
-	{"p50", 0.5, 0}, {"p90", 0.9, stats.Floor(0.9)}, {"p95", 0.95, stats.Floor(0.95)}, {"p99", 0.99, stats.Floor(0.99)}, {"p99.9", 0.999, stats.Floor(0.999)},
+	{"p50", 0.5, 0}, {"p90", 0.9, stats.Floor(0.9)}, {"p95", 0.95, stats.Floor(0.95)}, {"p99", 0.99, stats.Floor(0.99)}, {"p99_9", 0.999, stats.Floor(0.999)},
 }
 
 func (t *tally) figures(i int) Figures {

@@ -285,7 +285,7 @@ func checkFigures(t *testing.T, name string, f Figures, want []float64) {
 		name  string
 		p     float64
 		floor int
-	}{{f.P90, "p90", 0.9, 64}, {f.P95, "p95", 0.95, 130}, {f.P99, "p99", 0.99, 662}, {f.P999, "p99.9", 0.999, 6636}} {
+	}{{f.P90, "p90", 0.9, 64}, {f.P95, "p95", 0.95, 130}, {f.P99, "p99", 0.99, 662}, {f.P999, "p99_9", 0.999, 6636}} {
 		if len(want) < p.floor {
 			if p.got.Valid || f.Withheld[p.name] == "" {
 				t.Errorf("%s %s of %d samples: %v, withheld %q", name, p.name, len(want), p.got, f.Withheld[p.name])
