@@ -114,7 +114,7 @@ type Stats struct {
 	Dropped     map[string]int64 // by why
 	Late        int64
 	Retried     int64 // requests sent again because a kept connection was closed
-	LagMax      time.Duration
+	Quality     Quality
 	Start, End  time.Time // the schedule's zero; when the last answer had ended
 	Interrupted bool      // the context was cancelled
 }

@@ -37,7 +37,7 @@ type job struct {
 	due   time.Duration
 	index int64
 	x     *formats.Exchange
-	from  *formats.Exchange
+	asked asked
 	pool  *pool
 	wire  []byte
 	err   error         // of the prompter
@@ -81,6 +81,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	r := &replay{o: o, c: c, p: p, live: o.Live, started: make(chan struct{}), order: make(chan *job, o.AheadCount), work: make(chan *job, o.AheadCount)}
 	r.freed = sync.NewCond(&r.budget)
 	r.stats.Errors, r.stats.Dropped = map[string]int64{}, map[string]int64{}
+	parent := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c.revive()
@@ -103,7 +104,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	if !interrupted {
 		interrupted = r.wait(ctx)
 	}
-	r.stats.Interrupted = interrupted && ctx.Err() != nil
+	r.stats.Interrupted = interrupted && parent.Err() != nil
 	cancel()
 	c.cutAll()
 	r.budget.Lock()
@@ -119,7 +120,6 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	r.stats.Requests = r.live.Counts()
 	r.stats.Late = r.live.Late.Load()
 	if err != nil {
-		r.stats.Interrupted = false
 		return r.stats, fmt.Errorf("write run: %w", err)
 	}
 	if r.readErr != nil {
@@ -160,7 +160,7 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 		if !r.ahead(ctx, a.At, index) {
 			return
 		}
-		j := &job{due: a.At, index: index, from: a.Exchange, ready: make(chan struct{}), pool: r.c.targets[index%int64(len(r.c.targets))]}
+		j := &job{due: a.At, index: index, asked: askedOf(a.Exchange), ready: make(chan struct{}), pool: r.c.targets[index%int64(len(r.c.targets))]}
 		j.cost = bodyCost(a.Exchange)
 		j.x = r.row(a, index, j.pool)
 		index++
@@ -326,12 +326,12 @@ func (r *replay) send(ctx context.Context, j *job) {
 		}
 		storeMax(&r.live.LagMaxNS, lag)
 	})
-	r.finish(x)
+	r.finish(j)
 }
 
 // finish counts an exchange that was sent, and hands its row on.
-func (r *replay) finish(x *formats.Exchange) {
-	l := r.live
+func (r *replay) finish(j *job) {
+	l, x := r.live, j.x
 	switch {
 	case x.EndReason == formats.EndRunEnd:
 		l.RunEnd.Add(1)
@@ -353,7 +353,7 @@ func (r *replay) finish(x *formats.Exchange) {
 	if x.Attempt.V > 1 {
 		r.stats.Retried++
 	}
-	r.stats.LagMax = max(r.stats.LagMax, time.Duration(x.SentNS.V))
+	r.stats.Quality.add(x, j.asked)
 	r.statsMu.Unlock()
 	r.out.put(x)
 }

@@ -94,14 +94,16 @@ func MaxRequests(s Schedule, n int64) Schedule {
 // FromTrace is the schedule of a trace: each row at its distance from the first. Of a run only the measured rows are taken. Rows that
 // stand out of order (a run is stored in the order its answers ended) are sorted on the way, holding as many rows as the trace is out
 // of order; the trace is read once for that before the first arrival is yielded.
-func FromTrace(t *formats.Trace) Schedule {
+func FromTrace(t *formats.Trace) Schedule { return fromTrace(t) }
+
+func fromTrace(t *formats.Trace, columns ...formats.Column) Schedule {
 	return func(yield func(Arrival, error) bool) {
 		o, err := scanOrder(t)
 		if err != nil {
 			yield(Arrival{}, err)
 			return
 		}
-		fromRows(t.All(), o, yield)
+		fromRows(t.All(columns...), o, yield)
 	}
 }
 

@@ -49,6 +49,7 @@ type app struct {
 var verbs = []func(*app) *cobra.Command{
 	importCommand,
 	inspectCommand,
+	replayCommand,
 	analyzeCommand,
 	diffCommand,
 	versionCommand,

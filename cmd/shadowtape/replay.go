@@ -1,0 +1,298 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/term"
+	"github.com/shadowtape/shadowtape/replayer"
+)
+
+// longRun is the plan's length from which a replay wants an explicit --duration.
+const longRun = time.Hour
+
+// replayFlags are the flags of replay as given.
+type replayFlags struct {
+	out, model, endpoint, dialect, label, keyEnv string
+	outputs, sampling                            string
+	targets, headers                             []string
+	speed                                        float64
+	duration, timeout, scrape                    time.Duration
+	maxRequests, seed                            int64
+	maxInFlight                                  int
+	force, allowInvalid, keepCache               bool
+}
+
+func replayCommand(a *app) *cobra.Command {
+	var o replayFlags
+	c := &cobra.Command{
+		Use:   "replay TRACE --target URL -o RUN",
+		Short: "Send a trace's requests to a candidate, open loop, and measure what comes back",
+		Long: `Replay sends the requests of a trace, or of an earlier run, at their recorded times, whatever the candidate does. Prompts are made up
+to the recorded length and prefix structure; output lengths are forced where the server can. It writes a run directory: every exchange,
+the server's metrics, the client's own health, and run.json, which says whether the run can be trusted.
+
+Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 130 where it was interrupted; what was measured is written.`,
+		Example: `  shadowtape replay prod.trace --target http://candidate:8000 -o run1
+  shadowtape replay prod.trace --target http://candidate:8000 --speed 2 --duration 10m -o run2
+  shadowtape replay run1 --target https://host/v1 --model m --api-key-env KEY --max-requests 1000 -o run3`,
+		Args: exactArgs("TRACE"),
+		RunE: func(c *cobra.Command, args []string) error { return a.replay(c, args[0], o) },
+	}
+	f := c.Flags()
+	f.StringVarP(&o.out, "output", "o", "", "run directory to write")
+	f.BoolVar(&o.force, "force", false, "replace the run directory where it exists")
+	f.StringVar(&o.label, "label", "", "name of the run in reports (default: the run directory's)")
+	f.StringArrayVar(&o.targets, "target", nil, "base URL of the candidate; given several times, requests are dealt out in turn")
+	f.StringVar(&o.model, "model", "", "model to ask for (default: the first that the target lists)")
+	f.StringArrayVar(&o.headers, "header", nil, "header to send with every request, as `Name: value`; values are not written down")
+	f.StringVar(&o.keyEnv, "api-key-env", "", "environment `variable` that holds the API key; the key is not written down")
+	f.StringVar(&o.dialect, "dialect", "", "what the server understands beyond the OpenAI API: "+strings.Join(replayer.DialectNames(), ", ")+" (default: detected)")
+	f.Float64Var(&o.speed, "speed", 1, "play so many times as fast")
+	f.DurationVar(&o.duration, "duration", 0, "end after this time of the replay (default: the whole trace)")
+	f.Int64Var(&o.maxRequests, "max-requests", 0, "end after so many requests (default: all)")
+	f.IntVar(&o.maxInFlight, "max-in-flight", 100_000, "requests in flight past which arrivals are dropped and counted")
+	f.DurationVar(&o.timeout, "request-timeout", 10*time.Minute, "give a request up after this time")
+	f.Int64Var(&o.seed, "seed", 1, "seed of the prompts: another seed, other text")
+	f.StringVar(&o.endpoint, "endpoint", "", "of requests that do not say theirs: chat or completions (default: completions where the target takes token ids)")
+	f.StringVar(&o.outputs, "output-lengths", "forced", "forced, or natural: what the model makes of it")
+	f.StringVar(&o.sampling, "sampling", "recorded", "recorded, or greedy: temperature 0")
+	f.BoolVar(&o.keepCache, "keep-cache", false, "do not empty the server's prefix cache first")
+	f.DurationVar(&o.scrape, "scrape", 500*time.Millisecond, "time between scrapes of the server's metrics; negative: none")
+	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although the run is invalid")
+	groupFlags(c,
+		flagGroup{"Target", []string{"target", "model", "header", "api-key-env", "dialect", "request-timeout", "scrape", "keep-cache"}},
+		flagGroup{"Load", []string{"speed", "duration", "max-requests", "max-in-flight"}},
+		flagGroup{"Requests", []string{"seed", "endpoint", "output-lengths", "sampling"}},
+		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid"}},
+	)
+	return c
+}
+
+// replay runs the verb.
+func (a *app) replay(c *cobra.Command, where string, o replayFlags) (err error) {
+	ctx := c.Context()
+	jo, err := o.options(c, where)
+	if err != nil {
+		return usageError(err, "shadowtape replay --help")
+	}
+	t, err := formats.Open(where)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	jo.Trace = t
+	if err := jo.Validate(); err != nil {
+		return usageError(err, "shadowtape replay --help")
+	}
+	if err := clearRun(o.out, o.force); err != nil {
+		return err
+	}
+	j, err := replayer.Prepare(ctx, jo)
+	if err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return withHint(err, "--force replaces it")
+		}
+		return err
+	}
+	defer j.Close()
+	if err := printPlan(a, j.Plan); err != nil {
+		return err
+	}
+	if j.Plan.Duration > longRun && !c.Flags().Changed("duration") {
+		return usageError(fmt.Errorf("replay %s: it would take %v", where, j.Plan.Duration.Round(time.Second)), "more than an hour wants an explicit --duration, or --speed")
+	}
+	var live replayer.Live
+	bar := term.NewBar(a.err, j.Plan.Requests, func() (int64, string) { return progress(&live) })
+	m, err := j.Run(ctx, &live)
+	bar.End()
+	if err != nil {
+		return err
+	}
+	return a.replayed(m, o)
+}
+
+// options turns the flags into the replayer's.
+func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOptions, error) {
+	jo := replayer.JobOptions{
+		Out: o.out, Model: o.model, Dialect: o.dialect, Seed: o.seed, Speed: o.speed, Duration: o.duration, MaxRequests: o.maxRequests,
+		MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
+		Client: replayer.ClientOptions{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}},
+	}
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if len(o.targets) == 0 {
+		bad("--target is missing")
+	}
+	if o.out == "" {
+		bad("-o is missing")
+	}
+	if !(o.speed > 0) {
+		bad("--speed %v is not positive", o.speed)
+	}
+	if o.timeout <= 0 {
+		bad("--request-timeout %v is not positive", o.timeout)
+	}
+	if o.maxInFlight <= 0 {
+		bad("--max-in-flight %d is not positive", o.maxInFlight)
+	}
+	switch o.endpoint {
+	case "":
+	case "chat", string(formats.EndpointChat):
+		jo.Endpoint = formats.EndpointChat
+	case string(formats.EndpointCompletions):
+		jo.Endpoint = formats.EndpointCompletions
+	default:
+		bad("--endpoint is chat or completions, not %q", o.endpoint)
+	}
+	switch o.outputs {
+	case "forced":
+	case "natural":
+		jo.Natural = true
+	default:
+		bad("--output-lengths is forced or natural, not %q", o.outputs)
+	}
+	switch o.sampling {
+	case "recorded":
+	case "greedy":
+		jo.Greedy = true
+	default:
+		bad("--sampling is recorded or greedy, not %q", o.sampling)
+	}
+	for _, h := range o.headers {
+		k, v, ok := strings.Cut(h, ":")
+		if !ok || strings.TrimSpace(k) == "" {
+			bad("--header wants `Name: value`")
+			continue
+		}
+		jo.Client.Header.Add(strings.TrimSpace(k), strings.TrimSpace(v))
+	}
+	if o.keyEnv != "" {
+		if jo.Client.APIKey = os.Getenv(o.keyEnv); jo.Client.APIKey == "" {
+			bad("--api-key-env: the environment variable %s is empty", o.keyEnv)
+		}
+	}
+	if len(errs) > 0 {
+		return jo, errors.Join(errs...)
+	}
+	jo.Command = commandLine(c, where)
+	return jo, nil
+}
+
+// commandLine is what was called, with the values of headers left out.
+func commandLine(c *cobra.Command, args ...string) []string {
+	out := append(strings.Fields(c.CommandPath()), args...)
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if v, ok := f.Value.(pflag.SliceValue); ok {
+			for _, s := range v.GetSlice() {
+				if f.Name == "header" {
+					s, _, _ = strings.Cut(s, ":")
+				}
+				out = append(out, "--"+f.Name+"="+s)
+			}
+			return
+		}
+		out = append(out, "--"+f.Name+"="+f.Value.String())
+	})
+	return out
+}
+
+// clearRun removes an earlier run, and only a run, where force says so.
+func clearRun(where string, force bool) error {
+	if !force {
+		return nil
+	}
+	if _, err := os.Stat(where); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	entries, err := os.ReadDir(where)
+	if err != nil {
+		return fmt.Errorf("replace run %s: %w", where, err)
+	}
+	if len(entries) > 0 {
+		if _, err := os.Stat(filepath.Join(where, "run.json")); err != nil {
+			return fmt.Errorf("replace run %s: it is not a run", where)
+		}
+	}
+	return os.RemoveAll(where)
+}
+
+// printPlan says what is about to happen.
+func printPlan(a *app, p replayer.Plan) error {
+	endpoints := []string{}
+	for e, n := range p.Endpoints {
+		endpoints = append(endpoints, fmt.Sprintf("%d %s", n, e))
+	}
+	slices.Sort(endpoints)
+	lengths := "natural"
+	if p.Forced {
+		lengths = "forced"
+	}
+	prompts := "token ids"
+	if p.Text.Method != "" {
+		prompts = fmt.Sprintf("text, calibrated by %s: %.4g tokens a word, %.3g over", p.Text.Method, p.Text.TokensPerWord, p.Text.Overhead)
+	}
+	_, err := fmt.Fprintf(a.err, "plan: %d requests in %v, peak %.0f/s, %d input and %d output tokens\n      target %s (%s), model %s\n      %s; prompts: %s; output lengths: %s\n",
+		p.Requests, p.Duration.Round(time.Millisecond), p.PeakRate, p.InputTokens, p.OutputTokens, strings.Join(p.Targets, " "), p.Dialect, p.Model,
+		strings.Join(endpoints, ", "), prompts, lengths)
+	for _, w := range p.Warnings {
+		if err == nil {
+			_, err = fmt.Fprintf(a.err, "warning: %s\n", w)
+		}
+	}
+	return err
+}
+
+// progress is the bar's line.
+func progress(l *replayer.Live) (int64, string) {
+	n := l.Scheduled.Load()
+	s := fmt.Sprintf("sent %d, in flight %d, failed %d, late %d", l.Sent.Load(), l.InFlight.Load(), l.Failed.Load(), l.Late.Load())
+	if k := l.TTFTCount.Load(); k > 0 {
+		s += fmt.Sprintf(", ttft %.1f ms", float64(l.TTFTSumNS.Load())/float64(k)/1e6)
+	}
+	return n, s
+}
+
+// replayed prints what a run came to and turns it into an exit code.
+func (a *app) replayed(m formats.Manifest, o replayFlags) error {
+	verdict := "valid"
+	switch {
+	case m.Interrupted:
+		verdict = "interrupted"
+	case !m.Valid:
+		verdict = "INVALID: " + strings.Join(m.Invalid, "; ")
+	}
+	r := m.Requests
+	lag := "-"
+	if v, ok := m.Fidelity["send_lag_p99_ms"].(float64); ok {
+		lag = fmt.Sprintf("%.3f ms", v)
+	}
+	_, err := fmt.Fprintf(a.out, "run %s: %s\nscheduled %d = sent %d + dropped %d; completed %d, failed %d, aborted %d, cut by the end %d\nsend lag p99 %s\n",
+		o.out, verdict, r.Scheduled, r.Sent, r.Dropped, r.Completed, r.Failed, r.Aborted, r.RunEnd, lag)
+	if err != nil {
+		return err
+	}
+	for _, w := range m.Warnings {
+		if _, err := fmt.Fprintf(a.err, "warning: %s\n", w); err != nil {
+			return err
+		}
+	}
+	switch {
+	case m.Interrupted:
+		return exitWith(exitInterrupted, nil, "")
+	case !m.Valid && !o.allowInvalid:
+		return exitWith(exitInvalid, nil, "")
+	}
+	return nil
+}

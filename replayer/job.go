@@ -1,0 +1,416 @@
+package replayer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// JobOptions describe a whole replay: a trace, targets, and a run directory.
+type JobOptions struct {
+	Trace  *formats.Trace
+	Client ClientOptions
+	Out    string // the run directory to make
+
+	Model    string           // "": the first that the target lists
+	Endpoint formats.Endpoint // of rows that do not say theirs; "": completions where the targets take token ids, else chat
+	Dialect  string           // "": detected
+	Seed     int64
+	Natural  bool // output lengths are left to the model
+	Greedy   bool // temperature 0 instead of what was recorded
+
+	Speed       float64       // 0: 1
+	Duration    time.Duration // 0: the whole trace
+	MaxRequests int64         // 0: no limit
+	MaxInFlight int           // 0: 100,000
+	KeepCache   bool          // do not empty the prefix cache first
+	Scrape      time.Duration // between scrapes of the targets' metrics; 0: 500 ms, negative: none
+	Limits      Limits
+
+	ToolVersion string
+	Command     []string // as given, without secrets
+	Label       string   // "": the run directory's base name
+}
+
+// Validate reports every setting that cannot work.
+func (o JobOptions) Validate() error {
+	errs := []error{o.Client.Validate()}
+	if o.Trace == nil {
+		errs = append(errs, errors.New("no trace is given"))
+	}
+	if o.Out == "" {
+		errs = append(errs, errors.New("no run directory is given"))
+	}
+	if o.Speed < 0 || math.IsNaN(o.Speed) || math.IsInf(o.Speed, 0) {
+		errs = append(errs, fmt.Errorf("a speed of %v", o.Speed))
+	}
+	if o.Duration < 0 {
+		errs = append(errs, fmt.Errorf("a duration of %v is negative", o.Duration))
+	}
+	if o.MaxRequests < 0 {
+		errs = append(errs, fmt.Errorf("%d requests at most", o.MaxRequests))
+	}
+	if o.MaxInFlight < 0 {
+		errs = append(errs, fmt.Errorf("%d requests in flight at most", o.MaxInFlight))
+	}
+	if _, ok := DialectNamed(o.Dialect); o.Dialect != "" && !ok {
+		errs = append(errs, fmt.Errorf("there is no dialect %q: %v", o.Dialect, DialectNames()))
+	}
+	switch o.Endpoint {
+	case "", formats.EndpointChat, formats.EndpointCompletions:
+	default:
+		errs = append(errs, fmt.Errorf("rows cannot become %s", o.Endpoint))
+	}
+	return errors.Join(errs...)
+}
+
+// Plan is what a replay is about to do.
+type Plan struct {
+	Requests     int64
+	Duration     time.Duration // to the last arrival
+	PeakRate     float64       // the most arrivals in one second
+	InputTokens  int64
+	OutputTokens int64
+	Endpoints    map[formats.Endpoint]int64 // as they will be asked
+	Targets      []string
+	Model        string
+	Dialect      string
+	TokenIDs     bool
+	Forced       bool // output lengths are forced
+	Text         Calibration
+	Warnings     []string
+}
+
+// Job is a replay that has been prepared.
+type Job struct {
+	Plan    Plan
+	o       JobOptions
+	client  *Client
+	infos   []TargetInfo
+	prompts *Prompts
+	sha     string
+	perByte float64
+}
+
+// Prepare reads the trace's times, asks the targets what they are, and calibrates the prompts. It starts nothing: an unreachable
+// target, a trace without requests or a run directory that exists is an error here. The caller closes the job.
+func Prepare(ctx context.Context, o JobOptions) (*Job, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	if o.Speed == 0 {
+		o.Speed = 1
+	}
+	if _, err := os.Stat(o.Out); err == nil {
+		return nil, fmt.Errorf("create run %s: %w", o.Out, os.ErrExist)
+	}
+	c, err := NewClient(o.Client)
+	if err != nil {
+		return nil, err
+	}
+	j := &Job{o: o, client: c}
+	if err := j.prepare(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return j, nil
+}
+
+// Close closes the connections.
+func (j *Job) Close() { j.client.Close() }
+
+func (j *Job) prepare(ctx context.Context) error {
+	infos, err := j.client.Probe(ctx, j.o.Model)
+	if err != nil {
+		return err
+	}
+	j.infos = infos
+	pl := &j.Plan
+	pl.Targets = j.client.Targets()
+	if pl.Model = j.o.Model; pl.Model == "" {
+		if len(infos[0].Models) == 0 {
+			return fmt.Errorf("choose a model: %s lists none (--model names it)", infos[0].URL)
+		}
+		pl.Model = infos[0].Models[0]
+	}
+	dialect := infos[0].Dialect
+	if j.o.Dialect != "" {
+		dialect, _ = DialectNamed(j.o.Dialect)
+	}
+	pl.Dialect = dialect.Name
+	pl.TokenIDs = true
+	for i := range j.infos {
+		pl.TokenIDs = pl.TokenIDs && infos[i].TokenIDs
+		if j.o.Dialect != "" {
+			infos[i].Dialect = dialect
+		} else if infos[i].Dialect.Name != dialect.Name {
+			pl.Warnings = append(pl.Warnings, fmt.Sprintf("the targets are different servers: %s and %s", dialect.Name, infos[i].Dialect.Name))
+		}
+	}
+	endpoint := j.o.Endpoint
+	if endpoint == "" {
+		if endpoint = formats.EndpointChat; pl.TokenIDs {
+			endpoint = formats.EndpointCompletions
+		}
+	}
+	if err := j.count(endpoint); err != nil {
+		return err
+	}
+	if pl.Forced = dialect.Forces() && !j.o.Natural; !pl.Forced && !j.o.Natural {
+		pl.Warnings = append(pl.Warnings, fmt.Sprintf("the server is %s: output lengths cannot be forced, max_tokens is all that is sent", dialect.Name))
+	}
+	po := PromptOptions{Seed: j.o.Seed, Model: pl.Model, Endpoint: endpoint, TokenIDs: pl.TokenIDs, Dialect: dialect, Natural: j.o.Natural, Greedy: j.o.Greedy, TokensPerByte: j.perByte}
+	h := j.o.Trace.Header
+	if h.PrefixBlockSize > 0 && (h.PrefixBlockUnit == "tokens" || h.PrefixBlockUnit == "bytes") {
+		po.BlockUnit, po.BlockSize, po.BlockRule = h.PrefixBlockUnit, h.PrefixBlockSize, h.PrefixBlockRule
+	}
+	po.Cumulative = h.Prompts == "cumulative"
+	if text := pl.Requests - pl.Endpoints[formats.EndpointCompletions] - pl.Endpoints[formats.EndpointEmbeddings]; text > 0 {
+		if po.Text, err = j.client.Calibrate(ctx, pl.Model, formats.EndpointChat); err != nil {
+			return err
+		}
+		pl.Text = po.Text
+	}
+	if !pl.TokenIDs && pl.Endpoints[formats.EndpointCompletions] > 0 {
+		if po.CompletionText, err = j.client.Calibrate(ctx, pl.Model, formats.EndpointCompletions); err != nil {
+			return err
+		}
+		if pl.Text.Method == "" {
+			pl.Text = po.CompletionText
+		}
+	}
+	if j.prompts, err = NewPrompts(po); err != nil {
+		return err
+	}
+	j.sha, err = j.o.Trace.SHA256()
+	return err
+}
+
+// schedule composes what was asked for, on the rows that rows yields.
+func (j *Job) schedule(s Schedule) Schedule {
+	s = Speed(s, j.o.Speed)
+	s = Until(s, j.o.Duration)
+	return MaxRequests(s, j.o.MaxRequests)
+}
+
+// count goes once through the schedule, reading only the columns that the plan needs.
+func (j *Job) count(endpoint formats.Endpoint) error {
+	columns := []formats.Column{formats.ColArrival, formats.ColPhase, formats.ColArrivalIndex, formats.ColInputTokens, formats.ColOutputTokens, formats.ColEndpoint}
+	blocks := j.o.Trace.Header.PrefixBlockUnit == "bytes"
+	if blocks {
+		columns = append(columns, formats.ColPrefixBlocks, formats.ColPrefixTailTokens)
+	}
+	pl := &j.Plan
+	pl.Endpoints = map[formats.Endpoint]int64{}
+	var second, inSecond, noInput int64
+	var bytes, tokens float64
+	for a, err := range j.schedule(fromTrace(j.o.Trace, columns...)) {
+		if err != nil {
+			return err
+		}
+		x := a.Exchange
+		pl.Requests++
+		pl.Duration = a.At
+		pl.InputTokens += x.InputTokens.V
+		pl.OutputTokens += x.OutputTokens.V
+		e := x.Endpoint
+		if e == "" {
+			e = endpoint
+		}
+		pl.Endpoints[e]++
+		if !x.InputTokens.Valid {
+			noInput++
+		}
+		if s := int64(a.At / time.Second); s != second || pl.Requests == 1 {
+			second, inSecond = s, 0
+		}
+		inSecond++
+		pl.PeakRate = max(pl.PeakRate, float64(inSecond))
+		if blocks && x.PrefixBlocks != nil && x.InputTokens.Valid {
+			bytes += float64(int64(len(x.PrefixBlocks))*int64(j.o.Trace.Header.PrefixBlockSize) + x.PrefixTailTokens.V)
+			tokens += float64(x.InputTokens.V)
+		}
+	}
+	if pl.Requests == 0 {
+		return fmt.Errorf("plan the replay of %s: no request of the trace falls into it", j.o.Trace.Name)
+	}
+	if bytes > 0 {
+		j.perByte = tokens / bytes
+	}
+	if noInput > 0 {
+		pl.Warnings = append(pl.Warnings, fmt.Sprintf("%d of %d requests do not say how long their prompt was, and will not be sent", noInput, pl.Requests))
+	}
+	return nil
+}
+
+// Run replays, and writes the run directory. live may be nil. A cancelled context ends it early: the run directory holds what was
+// measured, the manifest says Interrupted, and the error is nil.
+func (j *Job) Run(ctx context.Context, live *Live) (formats.Manifest, error) {
+	if live == nil {
+		live = &Live{}
+	}
+	var id [6]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return formats.Manifest{}, err
+	}
+	ids := "st-" + hex.EncodeToString(id[:])
+	m := j.manifest(ids)
+	m.PrefixReset = "skipped"
+	if !j.o.KeepCache {
+		m.PrefixReset = j.client.ResetPrefixCache(ctx, j.infos)
+	}
+	w, err := formats.CreateRun(j.o.Out, m)
+	if err != nil {
+		return m, err
+	}
+	w.SetHeader(j.o.Trace.Header)
+	node, _ := os.Hostname() // unknown is unknown
+
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var wg sync.WaitGroup
+	var ws WatchStats
+	var watchErr, clientErr error
+	if every := j.o.Scrape; every >= 0 {
+		if every == 0 {
+			every = 500 * time.Millisecond
+		}
+		wg.Go(func() { ws, watchErr = j.client.WatchServers(watching, every, w.WriteServer) })
+	}
+	wg.Go(func() { clientErr = watchClient(watching, live, w.WriteClient) })
+	stats, err := Replay(ctx, j.schedule(FromTrace(j.o.Trace)), j.prompts, j.client, w, Options{
+		RequestIDs: ids, Node: node, MaxInFlight: j.o.MaxInFlight, Live: live,
+	})
+	stop()
+	wg.Wait()
+	j.finish(&m, stats, ws)
+	if err = errors.Join(err, watchErr, clientErr); err != nil {
+		m.Valid, m.Invalid = false, append([]string{err.Error()}, m.Invalid...)
+	}
+	return m, errors.Join(err, w.Close(m))
+}
+
+func (j *Job) manifest(ids string) formats.Manifest {
+	o := j.o
+	label := o.Label
+	if label == "" {
+		label = filepath.Base(filepath.Clean(o.Out))
+	}
+	opts := map[string]any{
+		"request_ids": ids, "speed": o.Speed, "sessions": "absolute", "dialect": j.Plan.Dialect, "token_ids": j.Plan.TokenIDs,
+		"output_lengths": map[bool]string{true: "forced", false: "natural"}[j.Plan.Forced], "request_timeout_s": j.client.o.Timeout.Seconds(),
+		"planned_requests": j.Plan.Requests, "planned_duration_s": j.Plan.Duration.Seconds(),
+	}
+	if o.Greedy {
+		opts["sampling"] = "greedy"
+	}
+	if o.Duration > 0 {
+		opts["duration_s"] = o.Duration.Seconds()
+	}
+	if o.MaxRequests > 0 {
+		opts["max_requests"] = o.MaxRequests
+	}
+	if o.MaxInFlight > 0 {
+		opts["max_in_flight"] = o.MaxInFlight
+	}
+	if j.Plan.Text.Method != "" {
+		opts["prompt_text"] = map[string]any{"method": j.Plan.Text.Method, "tokens_per_word": j.Plan.Text.TokensPerWord, "overhead_tokens": j.Plan.Text.Overhead}
+	}
+	return formats.Manifest{
+		Schema: 1, Label: label, ToolVersion: o.ToolVersion, Command: o.Command, Kind: "replay", StartUnixNS: time.Now().UnixNano(), Seed: o.Seed,
+		TracePath: filepath.Base(filepath.Clean(o.Trace.Name)), TraceSHA256: j.sha, Targets: j.Plan.Targets, Model: j.Plan.Model, Options: opts,
+		Environment: j.environment(), Warnings: j.Plan.Warnings,
+	}
+}
+
+// environment is what run.json says of the machines and the target.
+func (j *Job) environment() map[string]any {
+	host, _ := os.Hostname()
+	targets := []any{}
+	for _, t := range j.infos {
+		targets = append(targets, map[string]any{
+			"url": t.URL, "models": t.Models, "max_model_len": t.MaxModelLen, "owned_by": t.OwnedBy, "version": t.Version, "server": t.Server,
+			"dialect": t.Dialect.Name, "round_trip_ms": float64(t.RoundTrip) / 1e6, "metrics": t.Metrics,
+		})
+	}
+	return map[string]any{
+		"client":  map[string]any{"host": host, "os": runtime.GOOS, "arch": runtime.GOARCH, "cpus": runtime.NumCPU(), "go": runtime.Version()},
+		"targets": targets,
+	}
+}
+
+// finish fills the manifest with what happened.
+func (j *Job) finish(m *formats.Manifest, s Stats, ws WatchStats) {
+	m.StartUnixNS, m.EndUnixNS = s.Start.UnixNano(), s.End.UnixNano()
+	m.Requests, m.Errors, m.Dropped = s.Requests, s.Errors, s.Dropped
+	m.Interrupted = s.Interrupted
+	m.Invalid = s.Quality.Invalid(j.o.Limits)
+	if s.Requests.Sent > 0 && s.Requests.Completed == 0 && !s.Interrupted {
+		m.Invalid = append([]string{"no request completed"}, m.Invalid...)
+	}
+	m.Valid = len(m.Invalid) == 0
+	warn := func(format string, args ...any) { m.Warnings = append(m.Warnings, fmt.Sprintf(format, args...)) }
+	if s.Late > 0 {
+		warn("%d of %d requests were sent more than a millisecond late", s.Late, s.Requests.Sent)
+	}
+	for why, n := range s.Dropped {
+		warn("%d requests were not sent: %s", n, why)
+	}
+	if s.Retried > 0 {
+		warn("%d requests were sent again because the server had closed a kept connection", s.Retried)
+	}
+	for what, n := range j.prompts.Notes() {
+		warn("%d requests: %s", n, what)
+	}
+	if q := &s.Quality.InputError; q.N() > 0 && q.Quantile(0.5) > 0.01 {
+		warn("prompts are off their recorded length by %.1f %% at the median", 100*q.Quantile(0.5))
+	}
+	if ws.Scrapes > 0 && ws.Failed == ws.Scrapes {
+		warn("the server offers no metrics: %s", ws.LastError)
+	} else if ws.Failed > 0 {
+		warn("%d of %d scrapes of the server's metrics failed: %s", ws.Failed, ws.Scrapes, ws.LastError)
+	}
+	switch m.PrefixReset {
+	case "unsupported":
+		warn("the server cannot empty its prefix cache: what an earlier run left there may be hit")
+	case "failed":
+		warn("the server did not empty its prefix cache")
+	}
+	m.Fidelity = s.Quality.fidelity()
+}
+
+// fidelity are the figures of how faithful a run was.
+func (q *Quality) fidelity() map[string]any {
+	f := map[string]any{}
+	put := func(name string, n uint64, v float64) {
+		if n > 0 {
+			f[name] = v
+		}
+	}
+	put("send_lag_p99_ms", q.SendLag.N(), q.SendLag.Quantile(0.99))
+	put("send_lag_max_ms", q.SendLag.N(), q.SendLag.Max())
+	put("client_delay_p99_ms", q.ClientDelay.N(), q.ClientDelay.Quantile(0.99))
+	put("input_error_p50", q.InputError.N(), q.InputError.Quantile(0.5))
+	put("input_error_p99", q.InputError.N(), q.InputError.Quantile(0.99))
+	put("output_error_p50", q.OutputError.N(), q.OutputError.Quantile(0.5))
+	put("output_error_p99", q.OutputError.N(), q.OutputError.Quantile(0.99))
+	put("tokens_per_event", q.PerEvent.N(), q.PerEvent.Mean())
+	put("tokens_per_event_recorded", q.RecordedPer.N(), q.RecordedPer.Mean())
+	if q.Events > 0 {
+		f["coalesced_share"] = float64(q.Coalesced) / float64(q.Events)
+	}
+	if q.StreamAsked > 0 {
+		f["stream_kept_share"] = float64(q.StreamKept) / float64(q.StreamAsked)
+	}
+	return f
+}
