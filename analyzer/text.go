@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -55,6 +56,10 @@ func listed(line func(string, ...any), prefix string, all []string) {
 
 // table writes a row for each metric that has samples, in the table's order.
 func (s Summary) table(line func(string, ...any)) {
+	if !slices.ContainsFunc(metrics, func(m Metric) bool { return s.Metrics[m.Name].N > 0 && !m.Detail }) {
+		line("no latency: the exchanges do not say when their answers came")
+		return
+	}
 	line("%-14s %8s%8s%8s%8s%8s%8s%8s%9s", "ms", "n", "mean", "std", "p50", "p90", "p95", "p99", "max")
 	floor, bound := "", 0.0
 	for _, m := range metrics {
