@@ -29,6 +29,8 @@ type Request struct {
 	Scheduled time.Duration // first admission; meaningful once Generated > 0 or Computed > 0
 	Generated int           // tokens so far; in the Token callback the one it reports is counted
 	Preempted int           // how often it lost its pages
+	First     time.Duration // first token; set before its Token callback
+	Last      time.Duration // last token so far; in a Token callback still the one before it
 
 	state    state
 	computed int // tokens whose keys and values are in pages

@@ -110,9 +110,13 @@ func (f *Fixed) Advance(now time.Duration) {
 		if r.Output > 0 {
 			r.Generated++
 			f.count.Generated++
+			if r.Generated == 1 {
+				r.First, r.Last = at, at
+			}
 			if f.o.Callbacks.Token != nil {
 				f.o.Callbacks.Token(r, at)
 			}
+			r.Last = at
 		}
 		if r.Generated < r.Output {
 			r.due = at + f.noise.duration(f.o.ITL.Seconds()*decode)

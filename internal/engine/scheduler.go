@@ -252,9 +252,13 @@ func (s *Scheduler) finish() {
 		if r.Output > 0 {
 			r.Generated++
 			s.count.Generated++
+			if r.Generated == 1 {
+				r.First, r.Last = at, at
+			}
 			if s.o.Callbacks.Token != nil {
 				s.o.Callbacks.Token(r, at)
 			}
+			r.Last = at
 		}
 		if r.Generated < r.Output {
 			kept = append(kept, r)
