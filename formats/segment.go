@@ -75,7 +75,7 @@ type pending struct {
 
 func newSegment(out io.Writer, toolVersion string) *segment {
 	s := &segment{nulls: make([]parquet.Value, batchRows)}
-	s.w = parquet.NewWriter(out, schema, parquet.Compression(&zstd.Codec{Level: zstd.SpeedDefault}),
+	s.w = parquet.NewWriter(out, schema, parquet.Compression(&zstd.Codec{Level: zstd.SpeedBetterCompression}),
 		parquet.CreatedBy("shadowtape", toolVersion, ""), parquet.DataPageStatistics(false), parquet.DictionaryMaxBytes(1<<20))
 	for i, c := range columns {
 		s.columns = append(s.columns, pending{column: c, index: i})

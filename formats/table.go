@@ -83,7 +83,7 @@ var columns = slices.Concat(
 		flag(ColPlannedAbort, func(x *Exchange) *Null[bool] { return &x.PlannedAbort }, "the replay itself aborted, as recorded"),
 		short(ColAttempt, "", func(x *Exchange) *Null[int32] { return &x.Attempt }, "from 1; more: connection-reuse races retried"),
 		long(ColResponseBytes, "bytes", delta, func(x *Exchange) *Null[int64] { return &x.ResponseBytes }, "length of the response's body as it came over the wire"),
-		long(ColOutputTokens, "tokens", delta, func(x *Exchange) *Null[int64] { return &x.OutputTokens }, "of all choices together, reasoning included"),
+		long(ColOutputTokens, "tokens", dict, func(x *Exchange) *Null[int64] { return &x.OutputTokens }, "of all choices together, reasoning included"),
 		text(ColOutputTokensSource, func(x *Exchange) *TokenSource { return &x.OutputTokensSource }, "usage, tokenizer, estimated, trace or drawn"),
 		long(ColReasoningTokens, "tokens", delta, func(x *Exchange) *Null[int64] { return &x.ReasoningTokens }, "part of output_tokens"),
 		long(ColCachedTokens, "tokens", delta, func(x *Exchange) *Null[int64] { return &x.CachedTokens }, "input tokens that the server took from its prefix cache"),

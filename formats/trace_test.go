@@ -1,9 +1,15 @@
 package formats
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -118,5 +124,183 @@ func TestRoundTrip(t *testing.T) {
 				t.Errorf("%d segments, %d rows", len(tr.segments), tr.Rows)
 			}
 		})
+	}
+}
+
+// TestScanAgreesWithAll reads random exchanges both ways: by rows, and by column batches, whole and split.
+func TestScanAgreesWithAll(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	var xs []*Exchange
+	for range 20_000 {
+		xs = append(xs, randomExchange(r))
+	}
+	where := filepath.Join(t.TempDir(), "t")
+	writeAll(t, where, Header{}, SegmentOptions{MaxRows: 3_000}, xs)
+	tr, err := Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{1, 2, 3, 100} {
+		parts := tr.Split(n)
+		if len(parts) > n || len(parts) == 0 {
+			t.Errorf("split by %d gives %d parts", n, len(parts))
+		}
+		at := 0
+		for _, p := range parts {
+			at = compareScan(t, p, xs, at)
+		}
+		if at != len(xs) {
+			t.Errorf("split by %d: %d rows of %d", n, at, len(xs))
+		}
+	}
+}
+
+// compareScan compares a scan of every column with xs from at on.
+func compareScan(t *testing.T, tr *Trace, xs []*Exchange, at int) int {
+	t.Helper()
+	for b, err := range tr.Scan(Columns()...) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range b.Rows {
+			x := &Exchange{}
+			for _, c := range columns {
+				switch c.kind {
+				case kindInt64, kindInt32, kindBool:
+					if v, valid := b.Int64(c.name); valid == nil || valid[i] {
+						c.setInt(x, v[i])
+					}
+				case kindFloat:
+					if v, valid := b.Float64(c.name); valid == nil || valid[i] {
+						*c.float(x) = Of(v[i])
+					}
+				case kindString:
+					c.setString(x, b.String(c.name)[i])
+				case kindHash:
+					if v, valid := b.Hash(c.name); valid == nil || valid[i] {
+						*c.hash(x) = Of(v[i])
+					}
+				case kindInt64List, kindInt32List:
+					offsets, v, valid := b.List(c.name)
+					if valid != nil && !valid[i] {
+						if offsets[i] != offsets[i+1] {
+							t.Fatal("an unknown list has elements")
+						}
+						continue
+					}
+					c.fill(x, &vector{valid: []bool{true}, ints: v, offsets: offsets[i : i+2]}, 0)
+				case kindStringList:
+					c.fill(x, b.vectors[c.name], i)
+				}
+			}
+			if d := cmp.Diff(xs[at], x); d != "" {
+				t.Fatalf("row %d: %s", at, d)
+			}
+			at++
+		}
+	}
+	return at
+}
+
+func TestProjection(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "t.parquet")
+	writeAll(t, where, Header{}, SegmentOptions{}, []*Exchange{
+		{Phase: PhaseRecord, ArrivalUnixNS: 7, InputTokens: Of(int64(3)), ServerID: "a", EventGapUS: []int32{0, 5}},
+	})
+	got := readAll(t, where, ColArrival, ColEventGap)
+	want := []*Exchange{{ArrivalUnixNS: 7, EventGapUS: []int32{0, 5}}}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	tr, err := Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range tr.All("no_such_column") {
+		if err == nil || !strings.Contains(err.Error(), `there is no column "no_such_column"`) {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
+func TestHeaderAndNumbers(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "t")
+	w, err := Create(where, Header{SourceKind: "proxy", HashKeyID: "k1"}, SegmentOptions{MaxRows: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, at := range []int64{50, 40, 90, 60, 70} {
+		x := &Exchange{Phase: PhaseRecord, ArrivalUnixNS: at, EndNS: Of(int64(100 * i))}
+		if err := w.Write(x); err != nil {
+			t.Fatal(err)
+		}
+		if x.ExchangeID != int64(i+1) {
+			t.Errorf("row %d is exchange %d", i, x.ExchangeID)
+		}
+	}
+	w.Header().Counters = Counters{Seen: 8, Filtered: 1, Dropped: 2, Written: 5, Reasons: map[string]int64{"queue": 2, "path": 1}}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("second Close: %v", err)
+	}
+	tr, err := Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Header{FormatVersion: 1, CompatibleWith: 1, SourceKind: "proxy", HashKeyID: "k1", TimeBase: "absolute", StartUnixNS: 40, EndUnixNS: 470,
+		Counters: Counters{Seen: 8, Filtered: 1, Dropped: 2, Written: 5, Reasons: map[string]int64{"queue": 2, "path": 1}}}
+	if d := cmp.Diff(want, tr.Header); d != "" {
+		t.Error(d)
+	}
+	if len(tr.segments) != 3 {
+		t.Errorf("segments %v", tr.segments)
+	}
+	if tr.Manifest != nil {
+		t.Error("a trace has a manifest")
+	}
+}
+
+func TestEmptyTrace(t *testing.T) {
+	for _, name := range []string{"t", "t.parquet"} {
+		where := filepath.Join(t.TempDir(), name)
+		writeAll(t, where, Header{}, SegmentOptions{}, nil)
+		if xs := readAll(t, where); len(xs) != 0 {
+			t.Errorf("%s: %d rows", name, len(xs))
+		}
+	}
+}
+
+func TestSHA256(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "t")
+	writeAll(t, dir, Header{}, SegmentOptions{MaxRows: 1}, []*Exchange{{Phase: PhaseRecord}, {Phase: PhaseRecord}})
+	h := sha256.New()
+	for _, n := range []string{"exchanges-00001.parquet", "exchanges-00002.parquet"} {
+		b, err := os.ReadFile(filepath.Join(dir, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Write(b)
+	}
+	tr, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := tr.SHA256(); err != nil || got != hex.EncodeToString(h.Sum(nil)) {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
+func TestTwoHashKeys(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "t")
+	writeAll(t, dir, Header{HashKeyID: "k1"}, SegmentOptions{}, []*Exchange{{Phase: PhaseRecord}})
+	writeAll(t, filepath.Join(dir, "exchanges-00002.parquet"), Header{HashKeyID: "k2"}, SegmentOptions{}, []*Exchange{{Phase: PhaseRecord}})
+	tr, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tr.Header.HashKeyID != "" || tr.Rows != 2 {
+		t.Errorf("key %q, %d rows", tr.Header.HashKeyID, tr.Rows)
 	}
 }
