@@ -52,6 +52,7 @@ var verbs = []func(*app) *cobra.Command{
 	replayCommand,
 	analyzeCommand,
 	diffCommand,
+	simCommand,
 	versionCommand,
 }
 
