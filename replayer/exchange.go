@@ -149,13 +149,11 @@ func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, ret
 	err = k.body(x, clk, due, &b, r)
 	x.ResponseBytes = formats.Of(b.total)
 	r.End(k.readAt-due, b.done)
-	if h.status >= 400 {
-		x.ErrorKind = fmt.Sprintf("http_%d", h.status)
-	} else if h.status >= 300 && x.ErrorKind == "" {
+	if h.status >= 300 {
 		x.ErrorKind = fmt.Sprintf("http_%d", h.status)
 	} else if h.encoding != "" {
 		x.ErrorKind = formats.ErrorContentType // we asked for identity
-	} else if err != nil && x.EndReason != formats.EndErrorInStream {
+	} else if err != nil && !errors.Is(err, io.EOF) && x.EndReason != formats.EndErrorInStream { // of an end too early r knows more
 		x.ErrorKind, x.EndReason = classify(err)
 		if x.EndReason == formats.EndTimeout {
 			x.EndNS = formats.Of(clk.now() - due) // when it was given up

@@ -28,7 +28,7 @@ type Options struct {
 	Phase       formats.Phase // of the rows; "": measure
 	MaxInFlight int           // arrivals past it are dropped and counted; 0: 100,000
 	LateAfter   time.Duration // a request sent later than this after its time counts as late; 0: 1 ms
-	Drain       time.Duration // how long after the last arrival answers are waited for; what is left then has ended by run_end. 0: the client's Timeout
+	Drain       time.Duration // how long after the last arrival answers are waited for; what is left then has ended by run_end. 0: the client's Timeout and 5 s
 	Builders    int           // goroutines that make bodies; 0: 2
 	Ahead       time.Duration // how far ahead of their deadlines bodies are made at most; 0: 10 s
 	AheadCount  int           // how many bodies may wait at most; 0: 4,096
@@ -67,7 +67,7 @@ func (o *Options) defaults(c *Client) {
 		o.LateAfter = time.Millisecond
 	}
 	if o.Drain == 0 {
-		o.Drain = c.o.Timeout
+		o.Drain = c.o.Timeout + 5*time.Second
 	}
 	if o.Builders == 0 {
 		o.Builders = 2

@@ -1,0 +1,407 @@
+package replayer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+const ms = time.Millisecond
+
+// A server that answers an hour late moves no request by a nanosecond.
+func TestNothingWaitsForAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(time.Hour, 10*ms, 3)}
+		st, rows := replayed(t, t.Context(), s, every(7*ms, 200), Options{}, ClientOptions{Timeout: 2 * time.Hour})
+		if st.Requests.Completed != 200 || st.Late != 0 {
+			t.Fatalf("%+v, %d late", st.Requests, st.Late)
+		}
+		for i, x := range rows {
+			if x.SentNS.V != 0 || x.RequestEndNS.V != 0 || !x.SentNS.Valid {
+				t.Fatalf("request %d: sent %v after its time", i, time.Duration(x.SentNS.V))
+			}
+			if want := st.Start.Add(time.Duration(i) * 7 * ms); x.ArrivalUnixNS != want.UnixNano() || !s.seen[i].Equal(want) {
+				t.Fatalf("request %d: scheduled at %d, seen at %v, want %v", i, x.ArrivalUnixNS, s.seen[i], want)
+			}
+		}
+	})
+}
+
+// First token, gaps and end are the server's, exactly; the role event is no token, and usage gives the counts.
+func TestTimesAreExact(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(50*ms, 10*ms, 4)}
+		_, rows := replayed(t, t.Context(), s, at(0, time.Second), Options{RequestIDs: "run"}, ClientOptions{})
+		for i, x := range rows {
+			if x.FirstEventNS.V != 0 || x.FirstTokenNS.V != int64(50*ms) || x.LastTokenNS.V != int64(80*ms) || x.EndNS.V != int64(80*ms) || x.ResponseHeaderNS.V != 0 {
+				t.Errorf("%d: first event %d, first token %d, last token %d, end %d", i, x.FirstEventNS.V, x.FirstTokenNS.V, x.LastTokenNS.V, x.EndNS.V)
+			}
+			if !slices.Equal(x.EventGapUS, []int32{0, 10000, 10000, 10000}) || x.EventFlags != nil {
+				t.Errorf("%d: gaps %v, flags %v", i, x.EventGapUS, x.EventFlags)
+			}
+			if x.OutputTokens.V != 4 || x.OutputTokensSource != formats.TokensUsage || x.InputTokens.V != 7 || x.InputTokensSource != formats.TokensUsage {
+				t.Errorf("%d: output %v %s, input %v %s", i, x.OutputTokens, x.OutputTokensSource, x.InputTokens, x.InputTokensSource)
+			}
+			if x.EndReason != formats.EndComplete || x.ErrorKind != "" || x.FinishReason != "stop" || x.Status.V != 200 || x.Attempt.V != 1 {
+				t.Errorf("%d: %s %s %s", i, x.EndReason, x.ErrorKind, x.FinishReason)
+			}
+			if x.ConnReused.V != (i == 1) || x.ExchangeID != int64(i+1) || x.SourceID.V != int64(i+1) || x.Phase != formats.PhaseMeasure {
+				t.Errorf("%d: reused %v, id %d, source %d", i, x.ConnReused, x.ExchangeID, x.SourceID.V)
+			}
+			if x.CorrelationID.V != CorrelationID("run", fmt.Sprintf("run-%d", i)) {
+				t.Errorf("%d: correlation %x", i, x.CorrelationID.V)
+			}
+		}
+	})
+}
+
+func TestEventsOfOneReadAreCoalesced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: func(w io.Writer, _ int, _ *http.Request, _ []byte) error {
+			return say(w, sseHead, 20*ms, chunk(token)+chunk(token), 5*ms, chunk(token)+chunk(stop)+chunk(usageEvent(7, 3))+chunk(done)+"0\r\n\r\n")
+		}}
+		st, rows := replayed(t, t.Context(), s, at(0), Options{}, ClientOptions{})
+		x := rows[0]
+		if !slices.Equal(x.EventGapUS, []int32{0, 0, 5000}) || !slices.Equal(x.EventFlags, []int32{0, formats.FlagCoalesced, 0}) {
+			t.Errorf("gaps %v, flags %v", x.EventGapUS, x.EventFlags)
+		}
+		if st.Quality.Events != 3 || st.Quality.Coalesced != 1 {
+			t.Errorf("%d of %d events coalesced", st.Quality.Coalesced, st.Quality.Events)
+		}
+		if why := st.Quality.Invalid(Limits{}); len(why) != 1 {
+			t.Errorf("a third of the events coalesced is %v", why)
+		}
+	})
+}
+
+// A client that is always 5 ms late says 5 ms, not 0: lateness is measured from the schedule (peers: relative to the least late).
+func TestConstantLatenessIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(ms, ms, 2)}
+		late := func(t time.Time, stop <-chan struct{}) { SleepTimer(t.Add(5*ms), stop) }
+		st, rows := replayed(t, t.Context(), s, every(100*ms, 20), Options{Sleep: late}, ClientOptions{})
+		for _, x := range rows {
+			if x.SentNS.V != int64(5*ms) || x.FirstTokenNS.V != int64(6*ms) {
+				t.Fatalf("sent %v, first token %v after schedule", time.Duration(x.SentNS.V), time.Duration(x.FirstTokenNS.V))
+			}
+		}
+		if st.Late != 20 || st.Quality.SendLag.Quantile(0.5) != 5 {
+			t.Errorf("%d late, lag %v ms", st.Late, st.Quality.SendLag.Quantile(0.5))
+		}
+	})
+}
+
+// After a stall of the client everything overdue goes out at once, counted late, and the rest keeps its times.
+func TestAStallIsNotForgiven(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(ms, ms, 2)}
+		n := 0
+		stall := func(at time.Time, stop <-chan struct{}) {
+			SleepTimer(at, stop)
+			if n++; n == 11 {
+				time.Sleep(500 * ms)
+			}
+		}
+		st, rows := replayed(t, t.Context(), s, every(20*ms, 100), Options{Sleep: stall}, ClientOptions{})
+		for i, x := range rows {
+			want := int64(0)
+			if due := time.Duration(i) * 20 * ms; i >= 10 && due < 700*ms {
+				want = int64(700*ms - due)
+			}
+			if x.SentNS.V != want {
+				t.Errorf("request %d was sent %v late, want %v", i, time.Duration(x.SentNS.V), time.Duration(want))
+			}
+		}
+		if st.Late != 25 || st.Requests.Completed != 100 {
+			t.Errorf("%d late, %+v", st.Late, st.Requests)
+		}
+	})
+}
+
+func TestMaxInFlightDropsByName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(950*ms, ms, 1)}
+		st, rows := replayed(t, t.Context(), s, every(100*ms, 30), Options{MaxInFlight: 4}, ClientOptions{})
+		if st.Requests.Dropped != 18 || st.Dropped[formats.ErrorMaxInFlight] != 18 {
+			t.Errorf("%+v %v", st.Requests, st.Dropped)
+		}
+		for i, x := range rows {
+			sent := i%10 < 4
+			if sent != (x.EndReason == formats.EndComplete) || !sent && (x.ErrorKind != formats.ErrorMaxInFlight || x.SentNS.Valid || x.Failed()) {
+				t.Errorf("arrival %d: %s %s", i, x.EndReason, x.ErrorKind)
+			}
+		}
+	})
+}
+
+// The schedule is read as it goes: a million arrivals are not taken into memory at once.
+func TestLookAheadIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		read, most := 0, 0
+		sch := func(yield func(Arrival, error) bool) {
+			for a := range every(ms, 100_000) {
+				read++
+				if !yield(a, nil) {
+					return
+				}
+			}
+		}
+		furthest := func(o Options) int {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			answer := stream(0, 0, 1)
+			s := &scripted{answer: func(w io.Writer, n int, r *http.Request, b []byte) error {
+				most = max(most, read-n)
+				if n == 2000 {
+					cancel()
+				}
+				return answer(w, n, r, b)
+			}}
+			read, most = 0, 0
+			replayed(t, ctx, s, sch, o, ClientOptions{})
+			return most
+		}
+		if n := furthest(Options{AheadCount: 100, Ahead: time.Hour}); n > 110 {
+			t.Errorf("%d arrivals were read ahead", n)
+		}
+		if n := furthest(Options{Ahead: 50 * ms}); n > 160 {
+			t.Errorf("%d arrivals were read ahead of the time allowed", n)
+		}
+		if n := furthest(Options{AheadBytes: 30 * 2100, Ahead: time.Hour}); n > 40 {
+			t.Errorf("%d arrivals were read ahead of the bytes allowed", n)
+		}
+	})
+}
+
+func TestInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := &scripted{answer: stream(100*ms, 100*ms, 50)}
+		time.AfterFunc(1050*ms+50*ms, cancel) // 50 ms until the schedule's zero
+		st, rows := replayed(t, ctx, s, every(500*ms, 1000), Options{}, ClientOptions{})
+		if !st.Interrupted || st.Requests.Scheduled != 3 || st.Requests.RunEnd != 3 {
+			t.Fatalf("%+v interrupted %t", st.Requests, st.Interrupted)
+		}
+		if x := rows[0]; x.EndReason != formats.EndRunEnd || x.ErrorKind != "" || x.FirstTokenNS.V != int64(100*ms) || len(x.EventGapUS) != 10 || x.EndNS.V != int64(1000*ms) && x.EndNS.V != int64(1050*ms) {
+			t.Errorf("%s, first token %d, %d events, end %d", x.EndReason, x.FirstTokenNS.V, len(x.EventGapUS), x.EndNS.V)
+		}
+	})
+}
+
+func TestDrainEndsTheRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(time.Hour, ms, 2)}
+		st, _ := replayed(t, t.Context(), s, every(ms, 5), Options{Drain: time.Second}, ClientOptions{Timeout: 3 * time.Hour})
+		if st.Interrupted || st.Requests.RunEnd != 5 {
+			t.Errorf("%+v", st.Requests)
+		}
+	})
+}
+
+func TestFaultsOfTheTarget(t *testing.T) {
+	halfStream := func(w io.Writer) error { return say(w, sseHead, 10*ms, chunk(token), 10*ms, chunk(token)) }
+	closeNow := errors.New("close")
+	cases := []struct {
+		name   string
+		answer func(w io.Writer) error
+		kind   string
+		reason formats.EndReason
+		status int32
+		after  time.Duration // end
+	}{
+		{"429 with retry-after", func(w io.Writer) error {
+			return say(w, "HTTP/1.1 429 Too Many\r\nRetry-After: 3\r\nContent-Length: 2\r\n\r\n{}")
+		}, "http_429", formats.EndComplete, 429, 0},
+		{"500 without a length", func(w io.Writer) error { return errors.Join(say(w, "HTTP/1.0 500 Oops\r\n\r\nboom"), closeNow) }, "http_500", formats.EndComplete, 500, 0},
+		{"302", func(w io.Writer) error {
+			return say(w, "HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n")
+		}, "http_302", formats.EndComplete, 302, 0},
+		{"html", func(w io.Writer) error {
+			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>")
+		}, formats.ErrorContentType, formats.EndComplete, 200, 0},
+		{"plain text", func(w io.Writer) error {
+			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello")
+		}, formats.ErrorContentType, formats.EndComplete, 200, 0},
+		{"no http", func(w io.Writer) error { return say(w, "SSH-2.0-OpenSSH\r\n") }, formats.ErrorProtocol, formats.EndServerAbort, 0, 0},
+		{"bad chunk", func(w io.Writer) error { return say(w, sseHead, "zz\r\n") }, formats.ErrorProtocol, formats.EndServerAbort, 200, 0},
+		{"endless head", func(w io.Writer) error {
+			for {
+				if err := say(w, "HTTP/1.1 200 OK\r\n"); err != nil {
+					return err
+				}
+			}
+		}, formats.ErrorProtocol, formats.EndServerAbort, 0, 0},
+		{"closed before it answers", func(w io.Writer) error { return closeNow }, formats.ErrorReset, formats.EndServerAbort, 0, 0},
+		{"stream stops half way", func(w io.Writer) error { return errors.Join(halfStream(w), closeNow) }, formats.ErrorIncomplete, formats.EndServerAbort, 200, 20 * ms},
+		{"stream ends without a reason", func(w io.Writer) error { return errors.Join(halfStream(w), say(w, "0\r\n\r\n")) }, formats.ErrorIncomplete, formats.EndComplete, 200, 20 * ms},
+		{"error in the stream", func(w io.Writer) error {
+			return errors.Join(halfStream(w), say(w, chunk(`data: {"error":{"message":"no","code":400}}`+"\n\n"), chunk(done), "0\r\n\r\n"))
+		}, formats.ErrorInStream, formats.EndErrorInStream, 200, 20 * ms},
+		{"stall", func(w io.Writer) error { return errors.Join(halfStream(w), say(w, time.Hour)) }, formats.ErrorTimeout, formats.EndTimeout, 200, time.Minute},
+		{"slow head", func(w io.Writer) error { return say(w, time.Hour, sseHead) }, formats.ErrorTimeout, formats.EndTimeout, 0, time.Minute},
+		{"endless stream", func(w io.Writer) error {
+			if err := say(w, sseHead); err != nil {
+				return err
+			}
+			for {
+				if err := say(w, 100*ms, chunk(token)); err != nil {
+					return err
+				}
+			}
+		}, formats.ErrorTimeout, formats.EndTimeout, 200, time.Minute},
+		{"no token", func(w io.Writer) error { return say(w, sseHead, chunk(role), chunk(stop), chunk(done), "0\r\n\r\n") }, formats.ErrorNoTokens, formats.EndComplete, 200, 0},
+		{"compressed unasked", func(w io.Writer) error {
+			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\x08")
+		}, formats.ErrorContentType, formats.EndComplete, 200, 0},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &scripted{answer: func(w io.Writer, _ int, _ *http.Request, _ []byte) error { return c.answer(w) }}
+				st, rows := replayed(t, t.Context(), s, at(0, time.Second), Options{}, ClientOptions{Timeout: time.Minute})
+				if st.Requests.Failed != 2 || st.Errors[c.kind] != 2 {
+					t.Fatalf("%+v %v", st.Requests, st.Errors)
+				}
+				x := rows[0]
+				if x.EndReason != c.reason || x.Status.V != c.status || x.EndNS.V != int64(c.after) {
+					t.Errorf("%s, status %v, end %v", x.EndReason, x.Status, time.Duration(x.EndNS.V))
+				}
+			})
+		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{refuse: true}
+		st, rows := replayed(t, t.Context(), s, every(ms, 3), Options{}, ClientOptions{})
+		if st.Errors[formats.ErrorConnect] != 3 || rows[0].SentNS.Valid || st.Requests.Sent != 3 {
+			t.Errorf("%+v %v", st.Requests, st.Errors)
+		}
+	})
+}
+
+// A kept connection that the server closed while a request was on its way is a race of keeping connections, not a failure of the
+// server: the request is sent again, and the row says so. Once a byte was answered it is not.
+func TestReuseRace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ok := stream(10*ms, 10*ms, 2)
+		s := &scripted{answer: func(w io.Writer, n int, r *http.Request, b []byte) error {
+			switch n {
+			case 1: // the second request meets a connection that closes
+				return errors.New("close")
+			case 4:
+				return errors.Join(say(w, "HTTP/1.1 "), errors.New("close"))
+			}
+			return ok(w, n, r, b)
+		}}
+		st, rows := replayed(t, t.Context(), s, every(time.Second, 4), Options{}, ClientOptions{})
+		if st.Retried != 1 || st.Requests.Completed != 3 || st.Errors[formats.ErrorReset] != 1 {
+			t.Fatalf("retried %d, %+v %v", st.Retried, st.Requests, st.Errors)
+		}
+		if x := rows[1]; x.Attempt.V != 2 || x.ConnReused.V || x.EndReason != formats.EndComplete || x.SentNS.V != 0 {
+			t.Errorf("attempt %d, reused %t, %s", x.Attempt.V, x.ConnReused.V, x.EndReason)
+		}
+		if x := rows[3]; x.Attempt.V != 1 || !x.ConnReused.V {
+			t.Errorf("attempt %d", x.Attempt.V)
+		}
+	})
+}
+
+// Idle connections are given up before the server does (uvicorn: 5 s).
+func TestIdleLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(0, 0, 1)}
+		_, rows := replayed(t, t.Context(), s, at(0, 3*time.Second, 8*time.Second), Options{}, ClientOptions{})
+		if s.dials != 2 || !rows[1].ConnReused.V || rows[2].ConnReused.V {
+			t.Errorf("%d dials", s.dials)
+		}
+		s = &scripted{answer: func(w io.Writer, _ int, _ *http.Request, _ []byte) error {
+			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nKeep-Alive: timeout=2, max=100\r\nContent-Length: 2\r\n\r\n{}")
+		}}
+		_, rows = replayed(t, t.Context(), s, at(0, 900*ms, 2500*ms), Options{}, ClientOptions{})
+		if s.dials != 2 || !rows[1].ConnReused.V || rows[2].ConnReused.V {
+			t.Errorf("%d dials with a server that keeps 2 s", s.dials)
+		}
+	})
+}
+
+// Whatever the server does and whenever the run is cut, every arrival ends in exactly one counter.
+func TestConservation(t *testing.T) {
+	for seed := range uint64(25) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 1))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if r.IntN(2) == 0 {
+				time.AfterFunc(time.Duration(r.IntN(3000))*ms, cancel)
+			}
+			s := &scripted{}
+			s.answer = func(w io.Writer, n int, q *http.Request, b []byte) error {
+				s.mu.Lock()
+				k, d := r.IntN(9), time.Duration(r.IntN(400))*ms
+				s.mu.Unlock()
+				switch k {
+				case 0:
+					return errors.New("close")
+				case 1:
+					return errors.Join(say(w, sseHead, d, chunk(token)), errors.New("close"))
+				case 2:
+					return say(w, d, "HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")
+				case 3:
+					return say(w, sseHead, d, chunk(token), time.Hour)
+				case 4:
+					return say(w, "garbage\n")
+				}
+				return stream(d, d/4, 1+r.IntN(5))(w, n, q, b)
+			}
+			n := 1 + r.IntN(150)
+			offsets := make([]time.Duration, n)
+			for i := range offsets {
+				offsets[i] = time.Duration(r.IntN(2000)) * ms
+			}
+			slices.Sort(offsets)
+			st, rows := replayed(t, ctx, s, at(offsets...), Options{MaxInFlight: 1 + r.IntN(60)}, ClientOptions{Timeout: time.Duration(500+r.IntN(2000)) * ms})
+			if !st.Interrupted && int(st.Requests.Scheduled) != n || len(rows) != int(st.Requests.Scheduled) {
+				t.Errorf("seed %d: %d of %d scheduled, %d rows", seed, st.Requests.Scheduled, n, len(rows))
+			}
+		})
+	}
+}
+
+func TestErrorsOfScheduleAndSink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(ms, ms, 2)}
+		c, _ := NewClient(ClientOptions{Targets: []string{"http://t"}, Dial: s.dial})
+		p, _ := NewPrompts(PromptOptions{Model: "m"})
+		broken := func(yield func(Arrival, error) bool) {
+			for a := range every(ms, 5) {
+				if !yield(a, nil) {
+					return
+				}
+			}
+			yield(Arrival{}, errors.New("segment 2 is cut"))
+		}
+		var dst sink
+		st, err := Replay(t.Context(), broken, p, c, &dst, Options{Sleep: SleepTimer})
+		if err == nil || st.Requests.Completed != 5 || len(dst.rows) != 5 {
+			t.Errorf("a broken schedule: %v, %+v", err, st.Requests)
+		}
+		dst = sink{fail: errors.New("disk full")}
+		st, err = Replay(t.Context(), every(ms, 1000), p, c, &dst, Options{Sleep: SleepTimer})
+		if err == nil || st.Requests.Scheduled == 1000 || st.Requests.Scheduled != st.Requests.Sent {
+			t.Errorf("a full disk: %v, %+v", err, st.Requests)
+		}
+		c.Close()
+		s.wg.Wait()
+	})
+}
