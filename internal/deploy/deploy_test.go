@@ -36,12 +36,18 @@ var server = sync.OnceValues(func() (string, error) {
 	return out, nil
 })
 
+// endEngine ends the container engine that a test started, if one did.
+var endEngine func()
+
 func TestMain(m *testing.M) {
 	if starter := os.Getenv("TEST_STARTER"); starter != "" {
 		actAsStarter(starter)
 		return
 	}
 	code := m.Run()
+	if endEngine != nil {
+		endEngine()
+	}
 	if path, err := server(); err == nil {
 		os.RemoveAll(filepath.Dir(path))
 	}

@@ -389,7 +389,11 @@ func (f *File) runPrepare(ctx context.Context, p Prepare, o Options) error {
 	return nil
 }
 
+// expand fills the places of a command line; none stays nil, since to an engine an empty list is one.
 func expand(words []string, places *strings.Replacer) []string {
+	if len(words) == 0 {
+		return nil
+	}
 	out := make([]string, len(words))
 	for i, w := range words {
 		out[i] = places.Replace(w)

@@ -1,0 +1,346 @@
+package deploy
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+)
+
+// engine is a Docker engine of this test's own: its data, sockets and networks are its own too, and it is ended by its number. Where
+// none can be started (no root, no dockerd) the reason is kept and every test that needs it is skipped aloud.
+type testEngine struct {
+	address, skip string
+	cmd           *exec.Cmd
+	dir           string
+}
+
+var dockerd = sync.OnceValue(func() *testEngine {
+	e := &testEngine{}
+	if os.Getuid() != 0 {
+		e.skip = "not root"
+		return e
+	}
+	path, err := exec.LookPath("dockerd")
+	if err != nil {
+		e.skip = "no dockerd on this machine (Debian: docker.io)"
+		return e
+	}
+	if e.dir, err = os.MkdirTemp("", "shadowtape-dockerd"); err != nil {
+		e.skip = err.Error()
+		return e
+	}
+	e.address = "unix://" + e.dir + "/engine.sock"
+	log, err := os.Create(e.dir + "/log")
+	if err != nil {
+		e.skip = err.Error()
+		return e
+	}
+	defer log.Close()
+	// Neither rules nor addresses of the machine are touched beyond one bridge; published ports go through the engine's own proxy.
+	e.cmd = exec.Command(path, "--storage-driver=vfs", "--host="+e.address, "--data-root="+e.dir+"/data", "--exec-root="+e.dir+"/exec",
+		"--pidfile="+e.dir+"/pid", "--iptables=false", "--ip6tables=false")
+	e.cmd.Stdout, e.cmd.Stderr = log, log
+	if err := e.cmd.Start(); err != nil {
+		e.skip = err.Error()
+		return e
+	}
+	endEngine = e.end
+	for range 300 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		cli, _, _, err := connect(ctx, e.address)
+		cancel()
+		if err == nil {
+			cli.Close()
+			return e
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	b, _ := os.ReadFile(e.dir + "/log")
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	e.skip = "dockerd does not start here: " + lines[len(lines)-1]
+	return e
+})
+
+func (e *testEngine) end() {
+	if e.cmd != nil && e.cmd.Process != nil {
+		e.cmd.Process.Signal(os.Interrupt)
+		done := make(chan struct{})
+		go func() { e.cmd.Wait(); close(done) }()
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			e.cmd.Process.Kill()
+			<-done
+		}
+	}
+	if e.dir != "" {
+		os.RemoveAll(e.dir)
+	}
+}
+
+// needEngine returns an engine's address and an image of the test server in it.
+func needEngine(t *testing.T) (address, image string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a container engine")
+	}
+	bin := needServer(t)
+	e := dockerd()
+	if e.skip != "" {
+		t.Skipf("SKIPPED LOUDLY: container launch was not tested: %s", e.skip)
+	}
+	image = "shadowtape-test-server:1"
+	cli, _, _, err := connect(t.Context(), e.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cli.Close()
+	if _, err := cli.ImageInspect(t.Context(), image); err == nil {
+		return e.address, image
+	}
+	b, err := os.ReadFile(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	for name, content := range map[string][]byte{"server": b, "Dockerfile": []byte("FROM scratch\nCOPY server /server\nLABEL org.opencontainers.image.revision=abc123\nEXPOSE 8000\nENTRYPOINT [\"/server\"]\n")} {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))}); err != nil {
+			t.Fatal(err)
+		}
+		w.Write(content)
+	}
+	w.Close()
+	built, err := cli.ImageBuild(t.Context(), &archive, client.ImageBuildOptions{Tags: []string{image}, Remove: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := io.ReadAll(built.Body)
+	built.Body.Close()
+	if err != nil || bytes.Contains(out, []byte(`"error"`)) {
+		t.Fatalf("build: %v %s", err, out)
+	}
+	return e.address, image
+}
+
+// containers lists all containers of the engine that carry our label.
+func containers(t *testing.T, address string) []string {
+	t.Helper()
+	cli, _, _, err := connect(context.Background(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cli.Close()
+	list, err := cli.ContainerList(context.Background(), client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", labelID)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, c := range list.Items {
+		names = append(names, strings.TrimPrefix(c.Names[0], "/"))
+	}
+	return names
+}
+
+func TestContainer(t *testing.T) {
+	address, image := needEngine(t)
+	model := t.TempDir()
+	if err := os.WriteFile(filepath.Join(model, "config.json"), []byte(`{}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f := parse(t, `
+name: candidate-a
+image: `+image+`
+command: [-listen, ":${port}", -ready, 200ms]
+port: 9123
+env: {TEST_A: b, TEST_TOKEN: "${env:SOME_TOKEN}"}
+volumes: ["`+model+`:/models"]
+shm: 16m
+ipc: private
+ulimits: {nofile: "1000:2000", core: "0"}
+dialect: sim
+health: {path: /health, interval: 50ms, timeout: 30s}
+stop: 1s
+probes: {version: [/server, -no-such-flag]}
+model_files: {path: "`+model+`"}
+`, nil)
+	var log bytes.Buffer
+	c, err := Start(t.Context(), f, Options{Engine: address, Log: &log, Getenv: func(string) string { return "hush-hush-token" }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop(t.Context())
+	resp, err := http.Get(c.URL + "/version")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	k := c.backend.(*container)
+	if names := containers(t, address); len(names) != 1 || !strings.HasPrefix(names[0], "shadowtape-candidate-a-") {
+		t.Errorf("containers %v", names)
+	}
+	pids, err := k.listPIDs(t.Context())
+	if err != nil || len(pids) != 1 {
+		t.Fatalf("processes %v %v", pids, err)
+	}
+	for pid := range pids {
+		if !c.Owns(pid) {
+			t.Errorf("process %d of the container is not the candidate's", pid)
+		}
+	}
+	if c.Owns(os.Getpid()) || c.Owns(1) {
+		t.Error("foreign processes are the candidate's")
+	}
+	info, err := k.cli.ContainerInspect(t.Context(), k.id, client.ContainerInspectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := info.Container.HostConfig
+	if h.ShmSize != 16<<20 || h.IpcMode != "private" || len(h.Ulimits) != 2 || len(h.Mounts) != 1 || !h.Mounts[0].ReadOnly || h.LogConfig.Config["max-size"] == "" {
+		t.Errorf("host configuration %+v", h)
+	}
+	env := c.Environment(t.Context())
+	text, err := json.Marshal(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(text, []byte("hush")) {
+		t.Errorf("the environment holds the secret: %s", text)
+	}
+	if env["image_id"] == "" || env["image_pinned"] != false || env["image_labels"].(map[string]string)["org.opencontainers.image.revision"] != "abc123" ||
+		!strings.HasPrefix(env["container_engine"].(string), "Docker ") || env["engine_version"] != "1.2.3" ||
+		!slices.Equal(env["command"].([]string), []string{"/server", "-listen", ":9123", "-ready", "200ms"}) {
+		t.Errorf("environment %s", text)
+	}
+	if d := env["model_files"].(map[string]any)["sha256"].(map[string]any); d["config.json"] == nil {
+		t.Errorf("model files %v", d)
+	}
+	if l, err := Leftovers(t.Context(), address); err != nil || slices.ContainsFunc(l, func(l Leftover) bool { return l.ID == c.ID }) {
+		t.Errorf("a running candidate is a leftover: %v %v", l, err)
+	}
+	if err := c.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if names := containers(t, address); len(names) != 0 {
+		t.Errorf("left behind: %v", names)
+	}
+	if !strings.Contains(log.String(), "args -listen :9123") || !strings.Contains(log.String(), "env TEST_TOKEN=******") || strings.Contains(log.String(), "hush") {
+		t.Errorf("log:\n%s", log.String())
+	}
+}
+
+func TestContainerFails(t *testing.T) {
+	address, image := needEngine(t)
+	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 3s}\nimage: " + image + "\n"
+	for _, c := range []struct{ name, text, engine, want, hint string }{
+		{"dies at once", head + "command: [-no-such-flag]\n", address, "ended", ""},
+		{"dies before healthy", head + "command: [-ready, 1h, -die, 300ms]\n", address, "exit code 7", "log lines"},
+		{"never healthy", head + "command: [-ready, 1h]\n", address, "not healthy after 3s", "health.timeout"},
+		{"no such image", "{image: 'shadowtape.invalid/none:1', port: 1, pull: never}", address, "image shadowtape.invalid/none:1 is not here", "pull"},
+		{"image cannot be pulled", "{image: 'shadowtape.invalid/none:1', port: 1}", address, "pull image shadowtape.invalid/none:1", "registry"},
+		{"no engine", head, "unix:///no/such/engine.sock", "nobody answers", "DOCKER_HOST"},
+		{"no such volume", head + "volumes: ['/no/such/model:/models']\n", address, "/no/such/model does not exist", "relative path"},
+		{"no such program", head + "entrypoint: [/none]\n", address, "start container", "inside the image"},
+		{"no GPU runtime", head + "gpus: {uuids: [GPU-1]}\n", address, "could not select device driver", "nvidia-container-toolkit"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cand, err := Start(t.Context(), parse(t, c.text, nil), Options{Engine: c.engine})
+			if err == nil {
+				cand.Stop(t.Context())
+				t.Fatal("it started")
+			}
+			var e *Error
+			if !errors.As(err, &e) || !strings.Contains(err.Error(), c.want) || !strings.Contains(e.Hint, c.hint) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %q, hint %q, want %q and %q", err, e.Hint, c.want, c.hint)
+			}
+			if c.name == "dies before healthy" && !strings.Contains(strings.Join(e.Tail, "\n"), "CUDA out of memory") {
+				t.Errorf("tail %q", e.Tail)
+			}
+		})
+	}
+	if names := containers(t, address); len(names) != 0 {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+func TestContainerCancelledAndDead(t *testing.T) {
+	address, image := needEngine(t)
+	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 20s}\nimage: " + image + "\n"
+	for _, stage := range []string{"start", "health"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := Start(ctx, parse(t, head+"command: [-ready, 1h]\n", nil), Options{Engine: address, Progress: func(p Progress) {
+			if p.Stage == stage {
+				cancel()
+			}
+		}})
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("cancelled at %s: %v", stage, err)
+		}
+		if names := containers(t, address); len(names) != 0 {
+			t.Errorf("cancelled at %s, left behind: %v", stage, names)
+		}
+	}
+	c, err := Start(t.Context(), parse(t, head+"command: [-die, 500ms]\n", nil), Options{Engine: address})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-c.Exited()
+	time.Sleep(100 * time.Millisecond) // its last lines come by another connection
+	err = c.Died()
+	var e *Error
+	if !errors.As(err, &e) || !strings.Contains(err.Error(), "exit code 7") || !strings.Contains(strings.Join(e.Tail, "\n"), "CUDA out of memory") {
+		t.Errorf("%v, tail %v", err, e)
+	}
+	if err := c.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if names := containers(t, address); len(names) != 0 {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+func TestContainerLeftover(t *testing.T) {
+	address, image := needEngine(t)
+	cmd, id := startElsewhere(t, needServer(t), "{image: '"+image+"', dialect: sim, name: crashed}", address)
+	find := func() []Leftover {
+		l, err := Leftovers(t.Context(), address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.DeleteFunc(l, func(l Leftover) bool { return l.ID != id || l.Kind != "container" })
+	}
+	if l := find(); len(l) != 0 {
+		t.Errorf("leftovers of a running starter: %v", l)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	l := find()
+	if len(l) != 1 || l[0].Remove != "docker rm -f "+l[0].Name || !strings.HasPrefix(l[0].Name, "shadowtape-crashed-") {
+		t.Fatalf("leftovers %v", l)
+	}
+	cli, _, _, err := connect(t.Context(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cli.Close()
+	if _, err := cli.ContainerRemove(t.Context(), l[0].Name, client.ContainerRemoveOptions{Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	if l := find(); len(l) != 0 {
+		t.Error(l)
+	}
+}
