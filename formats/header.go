@@ -84,19 +84,19 @@ type RequestCounts struct {
 // ServerSample is one value of one series of a server's metrics page: a row of server.parquet. Labels are "name=value" pairs, sorted,
 // joined by commas as in the exposition format without quotes escaped away: {a="x",b="y"} is stored as a="x",b="y".
 type ServerSample struct {
-	UnixNS int64   `parquet:"unix_ns"`
-	Target string  `parquet:"target"`
-	Series string  `parquet:"series"`
-	Labels string  `parquet:"labels"`
+	UnixNS int64   `parquet:"unix_ns,delta"`
+	Target string  `parquet:"target,dict"`
+	Series string  `parquet:"series,dict"`
+	Labels string  `parquet:"labels,dict"`
 	Value  float64 `parquet:"value"`
 }
 
 // ClientSample is the replayer's own health at one moment: a row of client.parquet.
 type ClientSample struct {
-	UnixNS         int64   `parquet:"unix_ns"`
-	InFlight       int64   `parquet:"in_flight"`
-	Sent           int64   `parquet:"sent"`
-	Late           int64   `parquet:"late"`             // sent more than a millisecond after schedule, so far
+	UnixNS         int64   `parquet:"unix_ns,delta"`
+	InFlight       int64   `parquet:"in_flight,delta"`
+	Sent           int64   `parquet:"sent,delta"`
+	Late           int64   `parquet:"late,delta"`       // sent more than a millisecond after schedule, so far
 	SendLagMaxNS   int64   `parquet:"send_lag_max_ns"`  // since the sample before
 	CPUSeconds     float64 `parquet:"cpu_seconds"`      // user and system, so far
 	GCPauseNS      int64   `parquet:"gc_pause_ns"`      // total so far

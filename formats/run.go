@@ -24,6 +24,7 @@ type RunWriter struct {
 	exchanges *Writer
 	server    *series[ServerSample]
 	client    *series[ClientSample]
+	gpu       *series[gpuRow]
 }
 
 // CreateRun starts a run directory. It refuses to overwrite what exists (errors.Is(err, fs.ErrExist)). Until Close, run.json says that
@@ -43,7 +44,8 @@ func CreateRun(where string, m Manifest) (*RunWriter, error) {
 	}
 	w := &RunWriter{where: where, store: store,
 		server: &series[ServerSample]{store: store, name: serverFile, version: m.ToolVersion},
-		client: &series[ClientSample]{store: store, name: clientFile, version: m.ToolVersion}}
+		client: &series[ClientSample]{store: store, name: clientFile, version: m.ToolVersion},
+		gpu:    &series[gpuRow]{store: store, name: gpuFile, version: m.ToolVersion}}
 	w.exchanges = newWriter(where, store, Header{ToolVersion: m.ToolVersion, SourceKind: kind, Source: m.TracePath}, SegmentOptions{})
 	if _, err := w.exchanges.begin(); err != nil {
 		return nil, err
@@ -87,7 +89,7 @@ func (w *RunWriter) WriteClient(s ClientSample) error {
 func (w *RunWriter) Close(m Manifest) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	err := errors.Join(w.exchanges.Close(), w.server.close(), w.client.close())
+	err := errors.Join(w.exchanges.Close(), w.server.close(), w.client.close(), w.gpu.close())
 	if err != nil {
 		m.Valid, m.Invalid = false, append([]string{"not everything could be written"}, m.Invalid...)
 	}

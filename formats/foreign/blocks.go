@@ -18,24 +18,25 @@ func (b blockRule) holds(s sample) bool {
 	return s.tokens/b.size == s.blocks
 }
 
-// findRule tries sizes, and rules within each, in order and returns the first that all samples obey; ok is false where none does.
-func findRule(samples []sample, sizes []int64, rules ...string) (blockRule, bool) {
-	if len(samples) == 0 {
-		return blockRule{}, false
-	}
+// findRule returns the size and rule that most samples obey, of equals the one that comes first; ok is false where it is not most of
+// them by far: three of four.
+func findRule(samples []sample, sizes []int64, rules ...string) (best blockRule, ok bool) {
+	most := 0
 	for _, size := range sizes {
-	rules:
 		for _, rule := range rules {
 			b := blockRule{size, rule}
+			n := 0
 			for _, s := range samples {
-				if !b.holds(s) {
-					continue rules
+				if b.holds(s) {
+					n++
 				}
 			}
-			return b, true
+			if n > most {
+				best, most = b, n
+			}
 		}
 	}
-	return blockRule{}, false
+	return best, most > 0 && 4*most >= 3*len(samples)
 }
 
 // set fills the prefix columns of x; it counts what does not obey the rule in notes.
