@@ -44,7 +44,7 @@ func (b blockRule) set(x *formats.Exchange, list ids, notes map[string]int64) {
 	if list == nil {
 		return
 	}
-	if len(list) == 0 && x.InputTokens.V > 0 && b.holds(sample{x.InputTokens.V, 1}) {
+	if len(list) == 0 && !b.holds(sample{x.InputTokens.V, 0}) {
 		notes["empty_hash_ids"]++ // a prompt without its list, not a prompt without blocks
 		return
 	}
