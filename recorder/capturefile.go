@@ -1,0 +1,395 @@
+package recorder
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// packet is one captured frame. data is valid until the next one is read.
+type packet struct {
+	data  []byte
+	at    int64  // nanoseconds since 1970
+	orig  int    // bytes on the wire; more than len(data) where the snap length cut it
+	link  uint32 // link type, as in pcap's LINKTYPE_ registry
+	iface uint32
+}
+
+// maxRecord bounds one record of a capture file: 4 MiB is sixteen times the largest frame that Linux hands out.
+const maxRecord = 4 << 20
+
+var (
+	errCut   = errors.New("cut in the middle of a packet")
+	errNoCap = errors.New("no capture file: neither pcap nor pcapng")
+)
+
+// captureReader reads a pcap or pcapng file in either byte order, plain or compressed with gzip or zstd. It never allocates by a length
+// that it has not checked, and stops at the first damage: what stood before it has been handed out.
+type captureReader struct {
+	r      *bufio.Reader
+	order  binary.ByteOrder
+	ng     bool
+	link   uint32 // of a pcap file
+	unit   int64  // nanoseconds of a pcap file's fraction
+	ifaces []ngInterface
+	used   int // bytes of the record handed out last, still in r
+	buf    []byte
+	base   uint32 // number of the section's first interface
+
+	packets  int64
+	drops    int64 // that the capturing program reported
+	dropSeen map[uint32]int64
+	skipped  int64 // packets without a usable interface
+	closer   func()
+}
+
+type ngInterface struct {
+	link   uint32
+	snap   uint32
+	units  uint64 // per second
+	offset int64  // seconds
+	bad    bool   // its time resolution is unusable
+}
+
+// newCaptureReader looks at the first bytes of r.
+func newCaptureReader(r io.Reader) (*captureReader, error) {
+	c := &captureReader{r: bufio.NewReaderSize(r, 1<<20), dropSeen: map[uint32]int64{}, closer: func() {}}
+	head, err := c.r.Peek(4)
+	if err != nil {
+		return nil, short(err, errNoCap)
+	}
+	switch {
+	case head[0] == 0x1f && head[1] == 0x8b:
+		z, err := gzip.NewReader(c.r)
+		if err != nil {
+			return nil, fmt.Errorf("gzip: %w", err)
+		}
+		c.r = bufio.NewReaderSize(z, 1<<20)
+	case bytes.Equal(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		z, err := zstd.NewReader(c.r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<28))
+		if err != nil {
+			return nil, fmt.Errorf("zstd: %w", err)
+		}
+		c.closer = z.Close
+		c.r = bufio.NewReaderSize(z, 1<<20)
+	}
+	if head, err = c.r.Peek(4); err != nil {
+		return nil, short(err, errNoCap)
+	}
+	switch binary.BigEndian.Uint32(head) {
+	case 0xa1b2c3d4:
+		return c, c.pcapHeader(binary.BigEndian, 1000)
+	case 0xa1b23c4d:
+		return c, c.pcapHeader(binary.BigEndian, 1)
+	case 0xd4c3b2a1:
+		return c, c.pcapHeader(binary.LittleEndian, 1000)
+	case 0x4d3cb2a1:
+		return c, c.pcapHeader(binary.LittleEndian, 1)
+	case 0x0a0d0d0a:
+		c.ng = true
+		return c, nil
+	}
+	return nil, errNoCap
+}
+
+// short turns an early end of the file into what it means here.
+func short(err, meaning error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return meaning
+	}
+	return err
+}
+
+func (c *captureReader) pcapHeader(order binary.ByteOrder, unit int64) error {
+	var h [24]byte
+	if _, err := io.ReadFull(c.r, h[:]); err != nil {
+		return short(err, errCut)
+	}
+	c.order, c.unit = order, unit
+	c.link = order.Uint32(h[20:]) & 0xffff // the upper bits hold the length of a frame check sequence
+	return nil
+}
+
+// take returns the next n bytes, valid until the next call; io.EOF only where not one of them is there.
+func (c *captureReader) take(n int) ([]byte, error) {
+	if n <= c.r.Size() {
+		b, err := c.r.Peek(n)
+		if err != nil {
+			if len(b) == 0 && errors.Is(err, io.EOF) {
+				return nil, io.EOF
+			}
+			return nil, short(err, errCut)
+		}
+		c.used = n
+		return b, nil
+	}
+	if cap(c.buf) < n {
+		c.buf = make([]byte, n)
+	}
+	_, err := io.ReadFull(c.r, c.buf[:n])
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = short(err, errCut)
+	}
+	return c.buf[:n], err
+}
+
+// release drops the bytes that take returned last.
+func (c *captureReader) release() {
+	if c.used > 0 {
+		c.r.Discard(c.used)
+		c.used = 0
+	}
+}
+
+// next reads one packet. io.EOF is a clean end; any other error ends the file where it is damaged.
+func (c *captureReader) next(p *packet) error {
+	c.release()
+	if c.ng {
+		return c.nextBlock(p)
+	}
+	h, err := c.take(16)
+	if err != nil {
+		return err
+	}
+	sec, frac := c.order.Uint32(h), c.order.Uint32(h[4:])
+	n, orig := c.order.Uint32(h[8:]), c.order.Uint32(h[12:])
+	if n > maxRecord {
+		return fmt.Errorf("packet %d claims %d bytes", c.packets+1, n)
+	}
+	c.release()
+	data, err := c.take(int(n))
+	if err != nil {
+		if err == io.EOF && n > 0 {
+			err = errCut
+		}
+		if err == io.EOF {
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	c.packets++
+	*p = packet{data: data, at: int64(sec)*1e9 + int64(frac)*c.unit, orig: int(max(orig, n)), link: c.link}
+	return nil
+}
+
+// The block types of pcapng (draft-ietf-opsawg-pcapng) that carry something for us.
+const (
+	blockSection   = 0x0a0d0d0a
+	blockInterface = 1
+	blockObsolete  = 2
+	blockSimple    = 3
+	blockStats     = 5
+	blockPacket    = 6
+)
+
+func (c *captureReader) nextBlock(p *packet) error {
+	for {
+		c.release()
+		h, err := c.take(8)
+		if err != nil {
+			return err
+		}
+		if binary.BigEndian.Uint32(h) == blockSection {
+			if err := c.section(); err != nil {
+				return err
+			}
+			continue
+		}
+		if c.order == nil {
+			return errNoCap
+		}
+		kind, n := c.order.Uint32(h), c.order.Uint32(h[4:])
+		if n < 12 || n%4 != 0 || n > maxRecord {
+			return fmt.Errorf("block after packet %d claims %d bytes", c.packets, n)
+		}
+		c.used = 0
+		b, err := c.take(int(n))
+		if err != nil {
+			return short(err, errCut)
+		}
+		if c.order.Uint32(b[n-4:]) != n {
+			return fmt.Errorf("block after packet %d: its two lengths differ", c.packets)
+		}
+		body := b[8 : n-4]
+		switch kind {
+		case blockInterface:
+			c.addInterface(body)
+		case blockStats:
+			c.stats(body)
+		case blockPacket, blockObsolete, blockSimple:
+			ok, err := c.ngPacket(kind, body, p)
+			if err != nil {
+				return err
+			}
+			if ok {
+				c.packets++
+				return nil
+			}
+			c.skipped++
+		}
+	}
+}
+
+func (c *captureReader) section() error {
+	h, err := c.take(12)
+	if err != nil {
+		return short(err, errCut)
+	}
+	switch {
+	case binary.BigEndian.Uint32(h[8:]) == 0x1a2b3c4d:
+		c.order = binary.BigEndian
+	case binary.LittleEndian.Uint32(h[8:]) == 0x1a2b3c4d:
+		c.order = binary.LittleEndian
+	default:
+		return errors.New("pcapng section without a byte order")
+	}
+	n := c.order.Uint32(h[4:])
+	if n < 28 || n%4 != 0 || n > maxRecord {
+		return fmt.Errorf("pcapng section header claims %d bytes", n)
+	}
+	c.used = 0
+	if _, err := c.take(int(n)); err != nil {
+		return short(err, errCut)
+	}
+	c.base += uint32(len(c.ifaces))
+	c.ifaces = c.ifaces[:0]
+	return nil
+}
+
+// option calls f for each well-formed option of a block and stops at the first that is not.
+func (c *captureReader) options(b []byte, f func(code uint16, v []byte)) {
+	for len(b) >= 4 {
+		code, n := c.order.Uint16(b), int(c.order.Uint16(b[2:]))
+		pad := (n + 3) &^ 3
+		if code == 0 || len(b) < 4+n {
+			return
+		}
+		f(code, b[4:4+n])
+		if len(b) < 4+pad {
+			return
+		}
+		b = b[4+pad:]
+	}
+}
+
+func (c *captureReader) addInterface(b []byte) {
+	i := ngInterface{units: 1e6, bad: true}
+	if len(b) >= 8 {
+		i.link, i.snap, i.bad = uint32(c.order.Uint16(b)), c.order.Uint32(b[4:]), false
+		c.options(b[8:], func(code uint16, v []byte) {
+			switch {
+			case code == 9 && len(v) >= 1:
+				i.units, i.bad = resolution(v[0])
+			case code == 14 && len(v) >= 8:
+				i.offset = int64(c.order.Uint64(v))
+			}
+		})
+	}
+	if len(c.ifaces) < 1<<16 {
+		c.ifaces = append(c.ifaces, i)
+	}
+}
+
+// resolution reads if_tsresol: units per second, and whether they do not fit.
+func resolution(v byte) (units uint64, bad bool) {
+	if v&0x80 != 0 {
+		n := v & 0x7f
+		return 1 << (n & 63), n > 63
+	}
+	if v > 19 {
+		return 1, true
+	}
+	units = 1
+	for range v {
+		units *= 10
+	}
+	return units, false
+}
+
+// nanos turns a count of units into nanoseconds since 1970, exactly, rounded down.
+func (i *ngInterface) nanos(ts uint64) int64 {
+	sec, rest := ts/i.units, ts%i.units
+	hi, lo := bits.Mul64(rest, 1e9)
+	ns, _ := bits.Div64(hi, lo, i.units) // rest < units, so hi < units
+	return (int64(sec)+i.offset)*1e9 + int64(ns)
+}
+
+// ngPacket reads a packet block; false where its interface is not usable.
+func (c *captureReader) ngPacket(kind uint32, b []byte, p *packet) (bool, error) {
+	bad := fmt.Errorf("packet block %d is malformed", c.packets+1)
+	var iface, n, orig uint32
+	var ts uint64
+	switch kind {
+	case blockSimple:
+		if len(b) < 4 || len(c.ifaces) == 0 {
+			return false, bad
+		}
+		orig = c.order.Uint32(b)
+		n = orig
+		if s := c.ifaces[0].snap; s > 0 && s < n {
+			n = s
+		}
+		b = b[4:]
+		if int64(n) > int64(len(b)) {
+			return false, bad
+		}
+		return false, nil // it has no time: nothing of ours can be done with it
+	default:
+		if len(b) < 20 {
+			return false, bad
+		}
+		iface = c.order.Uint32(b)
+		if kind == blockObsolete {
+			iface = uint32(c.order.Uint16(b))
+			if d := c.order.Uint16(b[2:]); d != 0xffff {
+				c.drops += int64(d)
+			}
+		}
+		ts = uint64(c.order.Uint32(b[4:]))<<32 | uint64(c.order.Uint32(b[8:]))
+		n, orig = c.order.Uint32(b[12:]), c.order.Uint32(b[16:])
+		b = b[20:]
+	}
+	if int64(n) > int64(len(b)) {
+		return false, bad
+	}
+	if pad := (int64(n) + 3) &^ 3; kind == blockPacket && pad < int64(len(b)) {
+		c.options(b[pad:], func(code uint16, v []byte) {
+			if code == 4 && len(v) >= 8 {
+				c.drops += int64(c.order.Uint64(v) & (1<<40 - 1))
+			}
+		})
+	}
+	if iface >= uint32(len(c.ifaces)) || c.ifaces[iface].bad {
+		return false, nil
+	}
+	i := &c.ifaces[iface]
+	*p = packet{data: b[:n], at: i.nanos(ts), orig: int(max(orig, n)), link: i.link, iface: c.base + iface}
+	return true, nil
+}
+
+// stats reads an interface statistics block: what the capturing program says it lost.
+func (c *captureReader) stats(b []byte) {
+	if len(b) < 12 {
+		return
+	}
+	iface := c.base + c.order.Uint32(b)
+	var drops int64
+	c.options(b[12:], func(code uint16, v []byte) {
+		if (code == 5 || code == 7) && len(v) >= 8 {
+			drops += int64(c.order.Uint64(v) & (1<<40 - 1))
+		}
+	})
+	if was := c.dropSeen[iface]; drops > was { // the counters are totals
+		c.drops += drops - was
+		c.dropSeen[iface] = drops
+	}
+}

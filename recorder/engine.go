@@ -1,0 +1,345 @@
+package recorder
+
+import (
+	"net/netip"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/openai"
+)
+
+// engine turns packets into exchanges: decoder, reassembler, dialogues. One for each worker; not safe for concurrent use.
+type engine struct {
+	o         engineOptions
+	dec       decoder
+	seg       segment
+	conns     map[flow]*conn
+	count     int
+	waiting   []*conn // connections with a hole or held segments
+	heldBytes int
+	now       int64 // newest packet time
+	swept     int64
+	waited    int64
+	hash      *openai.Hasher
+	emit      func(*formats.Exchange)
+	models    map[string]bool // that a server has answered for
+	oldest    *exchange       // open exchanges in order of arrival
+	newest    *exchange
+	stats     SourceStats
+	recent    *conn
+}
+
+type engineOptions struct {
+	Limits
+	Node  string
+	clock formats.Clock
+}
+
+func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*formats.Exchange)) *engine {
+	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, stats: newSourceStats()}
+	e.dec.ports = map[uint16]bool{}
+	for _, p := range ports {
+		e.dec.ports[p] = true
+	}
+	return e
+}
+
+// packet takes one captured frame.
+func (e *engine) packet(p *packet) {
+	e.stats.Packets++
+	e.stats.Bytes += int64(len(p.data))
+	s := &e.seg
+	switch e.dec.decode(p, s) {
+	case notTCP:
+		e.stats.Notes["packets_not_tcp"]++
+		return
+	case unread:
+		e.stats.Notes["packets_unreadable"]++
+		return
+	case filtered:
+		e.stats.Notes["packets_other_ports"]++
+		return
+	}
+	e.now = max(e.now, s.at)
+	if e.now-e.waited >= ackWait/2 && len(e.waiting) > 0 {
+		e.settleWaiting()
+	}
+	if e.now-e.swept >= sweepEvery {
+		e.sweep()
+	}
+	c := e.find(s)
+	if c == nil {
+		return
+	}
+	c.segment(e, s)
+	if e.heldBytes > e.o.MaxHeld {
+		e.relieve()
+	}
+}
+
+const sweepEvery = 10e9
+
+// find returns the segment's connection, a new one where it opens one, nil where it belongs to none.
+func (e *engine) find(s *segment) *conn {
+	c := e.recent
+	if c == nil || c.key != s.flow {
+		c = e.conns[s.flow]
+	}
+	for ; c != nil; c = c.next {
+		switch c.relation(s) {
+		case same:
+			e.recent = c
+			return c
+		case over: // the address pair is in use again
+			e.retire(c)
+		}
+	}
+	if len(s.payload)+s.cut == 0 && s.flags&tcpSYN == 0 {
+		return nil
+	}
+	c = &conn{key: s.flow, out: s.out, client: -1, syn: s.flags&tcpSYN != 0, last: s.at, next: e.conns[s.flow]}
+	if s.flags&tcpSYN != 0 {
+		c.client = s.from
+		if s.flags&tcpACK != 0 {
+			c.client = 1 - s.from
+		}
+		c.start(e)
+	}
+	e.conns[s.flow] = c
+	e.count++
+	e.recent = c
+	if e.count > e.o.MaxConnections {
+		e.sweep()
+	}
+	return c
+}
+
+type relation uint8
+
+const (
+	other relation = iota
+	same
+	over
+)
+
+// relation says whether a segment belongs to the connection, to another of the same addresses (in another network, or seen through
+// another tunnel), or to a later one that ends it.
+func (c *conn) relation(s *segment) relation {
+	h := &c.half[s.from]
+	mine := s.out == c.out
+	if !mine {
+		for _, v := range c.views {
+			mine = mine || v == s.out
+		}
+	}
+	if s.flags&tcpSYN != 0 {
+		switch {
+		case h.hasISN && h.isn == s.seq, h.known && !h.hasISN && h.total < maxJump && diff(h.next, s.seq+1) >= 0 && diff(h.next, s.seq+1) <= h.total:
+			c.view(s, mine)
+			return same
+		case !h.known && !h.hasISN && mine && !c.dead: // the other side's first word
+			return same
+		case !h.known && !mine && s.flags&tcpACK != 0 && c.half[1-s.from].hasISN && c.half[1-s.from].isn+1 == s.ack:
+			c.view(s, mine)
+			return same
+		case mine:
+			return over
+		}
+		return other
+	}
+	near := false
+	if h.known {
+		d := diff(s.seq, h.next)
+		near = d < maxJump && d > -min(h.total+1<<20, 1<<31)
+	} else if p := &c.half[1-s.from]; p.known && s.flags&tcpACK != 0 {
+		d := diff(s.ack, p.next)
+		near = d < maxJump && d > -min(p.total+1<<20, 1<<31)
+	} else {
+		near = mine
+	}
+	switch {
+	case near && !mine && !c.plausible(s):
+		return other
+	case near && c.dead && diff(s.seq, h.next) > 0 && len(s.payload) > 0:
+		return over
+	case near:
+		c.view(s, mine)
+		return same
+	case mine && len(s.payload) > 0:
+		return over
+	case mine:
+		return same // a stray packet
+	}
+	return other
+}
+
+// plausible reports whether a segment in another wrapping is the same flow: sequence numbers that fit both ways do not happen by chance.
+func (c *conn) plausible(s *segment) bool {
+	h := &c.half[s.from]
+	if !h.known {
+		return true
+	}
+	d := diff(s.seq, h.next)
+	return d < 1<<20 && d > -1<<20
+}
+
+// view notes another wrapping in which the flow is seen.
+func (c *conn) view(s *segment, known bool) {
+	if !known && len(c.views) < 8 {
+		c.views = append(c.views, s.out)
+	}
+}
+
+// retire ends a connection and forgets it.
+func (e *engine) retire(c *conn) {
+	if !c.dead {
+		c.flush(e)
+		if !c.dead {
+			c.kill(e)
+		}
+	}
+	if e.recent == c {
+		e.recent = nil
+	}
+	e.count--
+	head := e.conns[c.key]
+	if head == c {
+		if c.next == nil {
+			delete(e.conns, c.key)
+		} else {
+			e.conns[c.key] = c.next
+		}
+		return
+	}
+	for ; head != nil; head = head.next {
+		if head.next == c {
+			head.next = c.next
+			return
+		}
+	}
+}
+
+// wait puts a connection on the list of those whose holes have a time limit.
+func (e *engine) wait(c *conn) {
+	if !c.queued {
+		c.queued = true
+		e.waiting = append(e.waiting, c)
+	}
+}
+
+func (e *engine) settleWaiting() {
+	e.waited = e.now
+	list := e.waiting
+	e.waiting = e.waiting[:0:0]
+	for _, c := range list {
+		c.queued = false
+		if c.dead {
+			continue
+		}
+		c.settle(e, e.now)
+		if !c.dead && (len(c.half[0].held)+len(c.half[1].held) > 0 || c.hole(0) > 0 || c.hole(1) > 0) {
+			e.wait(c)
+		}
+	}
+}
+
+// sweep forgets connections that have been silent for longer than the idle limit, and closed ones after a short while.
+func (e *engine) sweep() {
+	e.swept = e.now
+	idle := e.o.IdleTimeout.Nanoseconds()
+	var goners []*conn
+	for _, c := range e.conns {
+		for ; c != nil; c = c.next {
+			if age := e.now - c.last; age > idle || c.dead && age > lingerDead {
+				goners = append(goners, c)
+			}
+		}
+	}
+	for _, c := range goners {
+		e.retire(c)
+	}
+}
+
+const lingerDead = 30e9
+
+// relieve makes room: the connection that holds most gives up its oldest hole.
+func (e *engine) relieve() {
+	for e.heldBytes > e.o.MaxHeld {
+		var worst *conn
+		most := 0
+		for _, c := range e.waiting {
+			if n := c.half[0].bytes + c.half[1].bytes; n > most && !c.dead {
+				worst, most = c, n
+			}
+		}
+		if worst == nil {
+			return
+		}
+		e.stats.Notes["over_memory"]++
+		worst.flush(e)
+	}
+}
+
+// finish ends everything: the capture is over.
+func (e *engine) finish() {
+	var all []*conn
+	for _, c := range e.conns {
+		for ; c != nil; c = c.next {
+			all = append(all, c)
+		}
+	}
+	for _, c := range all {
+		e.retire(c)
+	}
+}
+
+// opened puts an exchange on the list of open ones.
+func (e *engine) opened(x *exchange) {
+	x.older = e.newest
+	if e.newest != nil {
+		e.newest.newer = x
+	} else {
+		e.oldest = x
+	}
+	e.newest = x
+}
+
+// done takes it off.
+func (e *engine) done(x *exchange) {
+	if x.older != nil {
+		x.older.newer = x.newer
+	} else if e.oldest == x {
+		e.oldest = x.newer
+	}
+	if x.newer != nil {
+		x.newer.older = x.older
+	} else if e.newest == x {
+		e.newest = x.older
+	}
+	x.older, x.newer = nil, nil
+}
+
+// emitExchange hands a finished exchange out. A model's name is kept once a server has answered for it; before, and in refused requests,
+// it may be anything that a user typed, and is hashed.
+func (e *engine) emitExchange(x *exchange) {
+	if m := x.x.RequestModel; m != "" {
+		if x.status >= 200 && x.status < 300 && len(e.models) < 4096 {
+			e.models[m] = true
+		}
+		if !e.models[m] {
+			x.x.RequestModel = ""
+			if e.hash != nil {
+				x.x.RequestModel = e.hash.Hex("model", m)
+			}
+		}
+	}
+	e.emit(x.x)
+}
+
+// name is an end's address and port.
+func (f flow) name(end int) string {
+	a, p := f.a, f.pa
+	if end == 1 {
+		a, p = f.b, f.pb
+	}
+	return netip.AddrPortFrom(netip.AddrFrom16(a).Unmap(), p).String()
+}

@@ -1,0 +1,496 @@
+package recorder
+
+import (
+	"bytes"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// conn is one TCP connection being reassembled. Bytes reach the dialogue in sequence order, each with the time at which it was
+// available in order: the running maximum of the packets' times. A segment is held back while bytes before it are missing, or while
+// the other direction lacks bytes that its sender had acknowledged: so a response never overtakes its request.
+type conn struct {
+	key    flow
+	out    outer   // the view that it was first seen in
+	views  []outer // others
+	half   [2]half // by sender: the flow's a, b
+	client int     // which half is the client's; -1 is not known yet
+	dlg    *dialogue
+	syn    bool  // its start was seen
+	last   int64 // newest packet
+	dead   bool  // closed: late packets are ignored
+	reset  bool
+	resets [2]uint32 // where each half ends after a reset
+	has    [2]bool   // resets is known
+	resetT int64
+	resetB int // who reset
+	next   *conn
+	queued bool // on the engine's list of connections that wait
+}
+
+// half is one direction.
+type half struct {
+	seen     bool // a packet came from here
+	known    bool // next is right
+	isn      uint32
+	hasISN   bool
+	next     uint32 // sequence number after the last byte delivered or given up
+	total    int64  // bytes so far
+	acked    uint32 // highest acknowledgement by the peer
+	hasAck   bool
+	fin      bool
+	finSeq   uint32
+	finAt    int64
+	ended    bool
+	at       int64 // time of the last byte delivered
+	held     []heldSegment
+	bytes    int   // held
+	holeAt   int64 // packet time when the hole was noticed; 0: none
+	gapNext  bool  // the next bytes follow a gap
+	lastSeq  uint32
+	lastIPID uint32
+	lastLen  int
+	lastAt   int64
+	lastOut  outer
+}
+
+type heldSegment struct {
+	seq   uint32
+	ack   uint32
+	data  []byte
+	cut   int
+	at    int64
+	flags int32
+}
+
+const (
+	maxJump   = 1 << 26 // sequence numbers further apart than this belong to different connections
+	ackWait   = 50e6    // after this long a hole that the peer has acknowledged was lost by the capture
+	dupWindow = 1e6     // an identical packet within this time is another view of the same one
+)
+
+func diff(a, b uint32) int64 { return int64(int32(a - b)) }
+
+// segment takes one captured segment of the connection.
+func (c *conn) segment(e *engine, s *segment) {
+	me, peer := &c.half[s.from], &c.half[1-s.from]
+	me.seen = true
+	c.last = max(c.last, s.at)
+	if s.flags&tcpACK != 0 && peer.known {
+		if d := diff(s.ack, peer.next); (!peer.hasAck || diff(s.ack, peer.acked) > 0) && d < maxJump && d > -maxJump {
+			peer.acked, peer.hasAck = s.ack, true
+		}
+	}
+	seq := s.seq
+	if s.flags&tcpSYN != 0 {
+		if !me.known {
+			me.known, me.next = true, seq+1
+		}
+		me.isn, me.hasISN = seq, true
+		seq++
+	}
+	if len(s.payload)+s.cut > 0 {
+		c.payload(e, s, me, peer, seq)
+	}
+	end := seq + uint32(len(s.payload)+s.cut)
+	if s.flags&tcpFIN != 0 && me.known && !me.fin {
+		me.fin, me.finSeq, me.finAt = true, end, s.at
+	}
+	if s.flags&tcpRST != 0 && !c.reset {
+		c.reset, c.resetT, c.resetB = true, s.at, s.from
+		if me.known && diff(end, me.next) < maxJump && diff(end, me.next) > 0 {
+			c.resets[s.from], c.has[s.from] = end, true
+		}
+		if s.flags&tcpACK != 0 && peer.known && diff(s.ack, peer.next) > 0 && diff(s.ack, peer.next) < maxJump {
+			c.resets[1-s.from], c.has[1-s.from] = s.ack, true
+		}
+	}
+	if len(me.held)+len(peer.held) > 0 || me.fin || peer.fin || c.reset || me.hasAck && diff(me.acked, me.next) > 0 || peer.hasAck && diff(peer.acked, peer.next) > 0 {
+		c.settle(e, s.at)
+	}
+}
+
+// payload takes a segment's bytes.
+func (c *conn) payload(e *engine, s *segment, me, peer *half, seq uint32) {
+	if c.client < 0 {
+		c.decideClient(e, s)
+	}
+	if !me.known {
+		me.known, me.next = true, seq
+	}
+	if s.flags&tcpACK != 0 && peer.seen && !peer.known {
+		peer.known, peer.next = true, s.ack
+	}
+	dup := me.lastLen == len(s.payload) && me.lastSeq == seq && (s.out != me.lastOut || s.ipID != 0 && me.lastIPID == s.ipID && s.at-me.lastAt <= dupWindow)
+	if !dup || diff(seq, me.next) >= 0 {
+		me.lastSeq, me.lastIPID, me.lastLen, me.lastAt, me.lastOut = seq, s.ipID, len(s.payload), s.at, s.out
+	}
+	data, flags := s.payload, int32(0)
+	if d := diff(me.next, seq); d > 0 { // begins before what was delivered
+		if d >= int64(len(data)+s.cut) {
+			switch {
+			case dup || s.out != c.out:
+				e.stats.Notes["duplicate_packets"]++
+			case len(data) <= 1 && d == 1: // a keep-alive probe
+			default:
+				c.repeated(e, s.from, seq, s.at)
+			}
+			return
+		}
+		c.repeated(e, s.from, seq, s.at)
+		flags = formats.FlagRetransmit
+		if d >= int64(len(data)) {
+			s.cut -= int(d) - len(data)
+			data = nil
+		} else {
+			data = data[d:]
+		}
+		seq = me.next
+	}
+	if me.fin && diff(seq, me.finSeq) >= 0 {
+		return
+	}
+	blocked := s.flags&tcpACK != 0 && peer.seen && peer.known && diff(s.ack, peer.next) > 0 && diff(s.ack, peer.next) < maxJump
+	if seq == me.next && len(me.held) == 0 && !blocked {
+		if me.hasAck && diff(me.acked, me.next) > 0 && me.holeAt != 0 { // fills a hole at the end of what has come
+			flags |= formats.FlagRetransmit
+			c.countRepeat(e, s.from)
+		}
+		c.deliver(e, s.from, data, s.cut, s.at, flags)
+		return
+	}
+	if seq == me.next && len(me.held) > 0 && me.held[0].seq != seq {
+		flags |= formats.FlagRetransmit // it fills a hole: sent again, or overtaken
+		c.countRepeat(e, s.from)
+	}
+	ack := s.ack
+	if !blocked {
+		ack = peer.next
+	}
+	c.hold(e, s.from, heldSegment{seq: seq, ack: ack, data: data, cut: s.cut, at: s.at, flags: flags})
+}
+
+// deliver hands bytes that are next in sequence to the dialogue.
+func (c *conn) deliver(e *engine, from int, data []byte, cut int, at int64, flags int32) {
+	h := &c.half[from]
+	h.at = max(h.at, at)
+	h.holeAt = 0
+	h.next += uint32(len(data) + cut)
+	h.total += int64(len(data) + cut)
+	if h.gapNext {
+		flags |= formats.FlagGap
+		h.gapNext = false
+	}
+	if c.dlg == nil {
+		return
+	}
+	dir := c.dir(from)
+	if len(data) > 0 {
+		if dir == fromServer {
+			c.dlg.marks.add(c.dlg, h.next-uint32(len(data)+cut), h.next)
+		}
+		c.dlg.data(dir, data, h.at, flags)
+	}
+	if cut > 0 {
+		c.dlg.gap(dir, int64(cut), true)
+		e.stats.Notes["truncated_packets"]++
+		h.gapNext = true
+	}
+}
+
+func (c *conn) dir(from int) int {
+	if from == c.client {
+		return fromClient
+	}
+	return fromServer
+}
+
+// hold keeps a copy of a segment that cannot be delivered yet. Bytes that are held already win over later ones.
+func (c *conn) hold(e *engine, from int, s heldSegment) {
+	h := &c.half[from]
+	i := 0
+	for i < len(h.held) && diff(h.held[i].seq, s.seq) < 0 {
+		i++
+	}
+	if i > 0 {
+		p := &h.held[i-1]
+		if over := diff(p.seq+uint32(len(p.data)+p.cut), s.seq); over > 0 {
+			c.overlap(e, p, s.seq, s.data, from)
+			if over >= int64(len(s.data)+s.cut) {
+				return
+			}
+			if over > int64(len(s.data)) {
+				return // what is left was cut from the capture
+			}
+			s.data, s.seq = s.data[over:], s.seq+uint32(over)
+			s.flags |= formats.FlagRetransmit
+		}
+	}
+	for i < len(h.held) {
+		n := &h.held[i]
+		over := diff(s.seq+uint32(len(s.data)+s.cut), n.seq)
+		if over <= 0 {
+			break
+		}
+		c.overlap(e, n, s.seq, s.data, from)
+		lead := int(diff(n.seq, s.seq)) // bytes before the held ones
+		rest := s
+		if lead > 0 {
+			first := s
+			first.cut = 0
+			if lead > len(s.data) {
+				first.cut = lead - len(s.data)
+				first.data = s.data
+			} else {
+				first.data = s.data[:lead]
+			}
+			c.insert(e, h, i, first)
+			i++
+			n = &h.held[i]
+		}
+		skip := lead + len(n.data) + n.cut
+		if skip >= len(rest.data) {
+			return
+		}
+		s.data, s.seq = rest.data[skip:], rest.seq+uint32(skip)
+		i++
+	}
+	if len(s.data)+s.cut > 0 {
+		c.insert(e, h, i, s)
+	}
+}
+
+func (c *conn) insert(e *engine, h *half, i int, s heldSegment) {
+	s.data = append([]byte(nil), s.data...)
+	h.held = append(h.held, heldSegment{})
+	copy(h.held[i+1:], h.held[i:])
+	h.held[i] = s
+	n := len(s.data) + heldOverhead
+	h.bytes += n
+	e.heldBytes += n
+	e.wait(c)
+}
+
+const heldOverhead = 80 // bytes that a held segment costs beside its data
+
+// overlap compares bytes that came twice with different segments: where they differ, the first to come are taken.
+func (c *conn) overlap(e *engine, p *heldSegment, seq uint32, data []byte, from int) {
+	a, b := p.data, data
+	if d := diff(seq, p.seq); d > 0 {
+		a = a[min(int(d), len(a)):]
+	} else {
+		b = b[min(int(-d), len(b)):]
+	}
+	n := min(len(a), len(b))
+	p.flags |= formats.FlagRetransmit
+	c.countRepeat(e, from)
+	if !bytes.Equal(a[:n], b[:n]) {
+		e.stats.Notes["conflicting_overlaps"]++
+	}
+}
+
+// repeated books a segment whose bytes had been delivered: they were sent again, so the receiver may have had them, and all that followed,
+// only now.
+func (c *conn) repeated(e *engine, from int, seq uint32, at int64) {
+	c.countRepeat(e, from)
+	if c.dlg != nil && c.dir(from) == fromServer {
+		c.dlg.marks.flag(seq)
+	}
+}
+
+func (c *conn) countRepeat(e *engine, from int) {
+	e.stats.Notes["retransmitted_packets"]++
+	if c.dlg == nil {
+		return
+	}
+	x := c.dlg.current(c.dir(from))
+	if x != nil {
+		x.x.Retransmits = formats.Of(x.x.Retransmits.Or(0) + 1)
+	}
+}
+
+// settle delivers what has become possible, gives up holes whose time is over, and closes what has ended.
+func (c *conn) settle(e *engine, now int64) {
+	for moved := true; moved; {
+		moved = c.drain(e, 0, false) || c.drain(e, 1, false)
+		for i := range c.half {
+			if c.hole(i) == 0 {
+				continue
+			}
+			h := &c.half[i]
+			if h.holeAt == 0 {
+				h.holeAt = max(now, 1)
+				e.wait(c)
+			}
+			wait := e.o.GapTimeout.Nanoseconds()
+			if h.hasAck && diff(h.acked, h.next) > 0 {
+				wait = ackWait
+			}
+			if now-h.holeAt >= wait {
+				c.giveUp(e, i)
+				moved = true
+			}
+		}
+	}
+	c.ends(e, now, false)
+}
+
+// drain delivers held segments that are next and not blocked. force ignores what the other direction lacks.
+func (c *conn) drain(e *engine, from int, force bool) (moved bool) {
+	h, peer := &c.half[from], &c.half[1-from]
+	for len(h.held) > 0 {
+		s := h.held[0]
+		if s.seq != h.next {
+			break
+		}
+		if d := diff(s.ack, peer.next); !force && peer.seen && peer.known && d > 0 && d < maxJump {
+			break
+		}
+		h.held = h.held[1:]
+		if len(h.held) == 0 {
+			h.held = nil
+		}
+		h.bytes -= len(s.data) + heldOverhead
+		e.heldBytes -= len(s.data) + heldOverhead
+		c.deliver(e, from, s.data, s.cut, s.at, s.flags)
+		moved = true
+	}
+	return moved
+}
+
+// hole returns how many bytes are known to be missing next; 0 where none are.
+func (c *conn) hole(from int) int64 {
+	h := &c.half[from]
+	if !h.known {
+		return 0
+	}
+	end, some := h.next, false
+	if h.hasAck && diff(h.acked, h.next) > 0 {
+		end, some = h.acked, true
+		if h.fin && diff(end, h.finSeq) > 0 {
+			end = h.finSeq
+		}
+	}
+	if len(h.held) > 0 && (!some || diff(h.held[0].seq, end) < 0) {
+		end = h.held[0].seq
+	}
+	if h.fin && !h.ended && !some && len(h.held) == 0 && diff(h.finSeq, h.next) > 0 {
+		end = h.finSeq
+	}
+	if c.has[from] && !some && len(h.held) == 0 && diff(c.resets[from], h.next) > 0 {
+		end = c.resets[from]
+	}
+	return max(diff(end, h.next), 0)
+}
+
+// giveUp steps over a hole.
+func (c *conn) giveUp(e *engine, from int) {
+	n := c.hole(from)
+	if n <= 0 {
+		return
+	}
+	h := &c.half[from]
+	h.next += uint32(n)
+	h.total += n
+	h.holeAt = 0
+	h.gapNext = true
+	e.stats.Notes["gaps"]++
+	e.stats.Notes["gap_bytes"] += n
+	if c.dlg != nil {
+		c.dlg.gap(c.dir(from), n, false)
+	}
+}
+
+// ends tells the dialogue of FIN and RST once everything before them has been delivered.
+func (c *conn) ends(e *engine, now int64, force bool) {
+	for i := range c.half {
+		h := &c.half[i]
+		if h.fin && !h.ended && h.known && (force || diff(h.finSeq, h.next) <= 0) {
+			h.ended = true
+			if c.dlg != nil {
+				c.dlg.close(c.dir(i), closedFIN, max(h.finAt, h.at))
+			}
+		}
+	}
+	if c.reset && (force || c.resetReady()) {
+		if c.dlg != nil {
+			c.dlg.close(c.dir(c.resetB), closedRST, max(c.resetT, c.half[c.resetB].at))
+		}
+		c.kill(e)
+	}
+	if c.half[0].ended && c.half[1].ended {
+		c.kill(e)
+	}
+}
+
+func (c *conn) resetReady() bool {
+	for i := range c.half {
+		if h := &c.half[i]; c.has[i] && h.known && diff(c.resets[i], h.next) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// flush gives up every hole and delivers everything: the connection or the capture is over.
+func (c *conn) flush(e *engine) {
+	for range 1 << 20 {
+		moved := c.drain(e, 0, false) || c.drain(e, 1, false)
+		if moved {
+			continue
+		}
+		// The older hole goes first, so that the order of the two directions stays right.
+		first := 0
+		if c.hole(0) == 0 || c.hole(1) > 0 && c.half[1].holeAt != 0 && c.half[1].holeAt < c.half[0].holeAt {
+			first = 1
+		}
+		if c.hole(first) > 0 {
+			c.giveUp(e, first)
+			continue
+		}
+		if !c.drain(e, 0, true) && !c.drain(e, 1, true) {
+			break
+		}
+	}
+	c.ends(e, c.last, true)
+}
+
+// kill drops what the connection holds. It stays known for a while, so that its late packets open no new one.
+func (c *conn) kill(e *engine) {
+	for i := range c.half {
+		e.heldBytes -= c.half[i].bytes
+		c.half[i].held, c.half[i].bytes = nil, 0
+	}
+	if c.dlg != nil && len(c.dlg.open) > 0 {
+		c.dlg.close(fromServer, closedCut, c.last)
+	}
+	c.dlg = nil
+	c.dead = true
+}
+
+// decideClient finds out who asks: by the SYN, then by the server's port, then by what is said.
+func (c *conn) decideClient(e *engine, s *segment) {
+	ports := [2]uint16{c.key.pa, c.key.pb}
+	switch {
+	case e.dec.ports[ports[0]] != e.dec.ports[ports[1]]:
+		c.client = 0
+		if e.dec.ports[ports[0]] {
+			c.client = 1
+		}
+	default:
+		if yes, whole := looksLikeRequest(s.payload); yes && whole {
+			c.client = s.from
+		} else if yes, whole := looksLikeResponse(s.payload); yes && whole {
+			c.client = 1 - s.from
+		} else {
+			return
+		}
+	}
+	c.start(e)
+}
+
+// start gives the connection its dialogue.
+func (c *conn) start(e *engine) {
+	server := c.key.name(1 - c.client)
+	c.dlg = newDialogue(e, server, c.syn, e.o.clock)
+}
