@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -14,8 +15,9 @@ import (
 	"time"
 )
 
-// executedDocs are the documents whose command blocks (```sh) run in order, each in one shell of one copy of the repository, and whose
-// output blocks (```text right after) must be what the commands print, numbers aside.
+// executedDocs are the documents whose command blocks (```sh) run in order, each in a shell of its own in one copy of the repository.
+// An output block right after must be what the commands print: numbers aside (```text), or, where the figures decide what is said
+// (```text timed), each of its lines must begin, in order, as a line of the output does.
 var executedDocs = []string{"README.md"}
 
 func TestDocumentsRun(t *testing.T) {
@@ -55,10 +57,8 @@ func TestDocumentsRun(t *testing.T) {
 				if err != nil {
 					t.Fatalf("line %d: %s: %v\nstdout:\n%s\nstderr:\n%s", b.line, script, err, out.String(), errs.String())
 				}
-				if b.output != "" {
-					if got, want := normalize(out.String()), normalize(b.output); got != want {
-						t.Errorf("line %d: %s prints (numbers aside)\n%s\nthe document says\n%s", b.line, script, out.String(), b.output)
-					}
+				if why := b.differs(out.String()); why != "" {
+					t.Errorf("line %d: %s: %s; it prints\n%s\nthe document says\n%s", b.line, script, why, out.String(), b.output)
 				}
 			}
 		})
@@ -69,6 +69,30 @@ func TestDocumentsRun(t *testing.T) {
 type block struct {
 	line             int
 	commands, output string
+	timed            bool // the output's figures are measured: compare how its lines begin
+}
+
+// differs says how what the commands printed differs from the output block, or "".
+func (b block) differs(printed string) string {
+	switch {
+	case b.output == "":
+		return ""
+	case !b.timed:
+		if normalize(printed) != normalize(b.output) {
+			return "the output differs"
+		}
+		return ""
+	}
+	rest := strings.Split(normalize(printed), "\n")
+	for want := range strings.SplitSeq(normalize(b.output), "\n") {
+		first, _, _ := strings.Cut(want, " ")
+		i := slices.IndexFunc(rest, func(l string) bool { f, _, _ := strings.Cut(l, " "); return f == first })
+		if i < 0 {
+			return fmt.Sprintf("no line begins with %q after the lines before it", first)
+		}
+		rest = rest[i+1:]
+	}
+	return ""
 }
 
 // codeBlocks finds the ```sh blocks of a Markdown document, each with the ```text block that follows it before any other text.
@@ -90,8 +114,8 @@ func codeBlocks(doc string) []block {
 		switch {
 		case info == "sh":
 			blocks = append(blocks, block{line: start, commands: body})
-		case info == "text" && len(blocks) > 0 && blocks[len(blocks)-1].output == "":
-			blocks[len(blocks)-1].output = body
+		case strings.HasPrefix(info, "text") && len(blocks) > 0 && blocks[len(blocks)-1].output == "":
+			blocks[len(blocks)-1].output, blocks[len(blocks)-1].timed = body, info == "text timed"
 		}
 	}
 	for i := range blocks {
@@ -119,9 +143,16 @@ func normalize(s string) string {
 
 func TestCodeBlocks(t *testing.T) {
 	got := codeBlocks("a\n```sh\nmake x\n```\n\n```text\nout 1\n```\n```sh\ny\n```\nprose\n```text\nnot it\n```\n")
-	want := []block{{2, "make x", "out 1"}, {9, "y", ""}}
+	want := []block{{line: 2, commands: "make x", output: "out 1"}, {line: 9, commands: "y"}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+	timed := block{output: "valid 3\nttft 5 ms", timed: true}
+	if why := timed.differs("x\nvalid 9 more\ny\nttft 7"); why != "" {
+		t.Error(why)
+	}
+	if timed.differs("ttft 7\nvalid 9") == "" {
+		t.Error("lines out of order are accepted")
 	}
 	if normalize("a  1.5 ms\nb -3%") != "a N ms\nb N%" {
 		t.Errorf("normalize: %q", normalize("a  1.5 ms\nb -3%"))
