@@ -101,7 +101,7 @@ func short(name Column, unit string, at func(*Exchange) *Null[int32], doc string
 		setInt: func(x *Exchange, v int64) { *at(x) = Of(int32(v)) }}
 }
 
-func flag(name Column, at func(*Exchange) *Null[bool], doc string) *column {
+func boolean(name Column, at func(*Exchange) *Null[bool], doc string) *column {
 	return &column{name: name, kind: kindBool, encoding: plain, doc: doc,
 		getInt: func(x *Exchange) (int64, bool) {
 			v := at(x)

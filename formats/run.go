@@ -61,6 +61,9 @@ func (w *RunWriter) SetHeader(h Header) {
 	own := w.exchanges.h
 	h.FormatVersion, h.CompatibleWith, h.ToolVersion, h.SourceKind, h.Source = own.FormatVersion, own.CompatibleWith, own.ToolVersion, own.SourceKind, own.Source
 	h.StartUnixNS, h.EndUnixNS, h.Counters = 0, 0, Counters{}
+	if h.TimeBase == "" {
+		h.TimeBase = own.TimeBase
+	}
 	w.exchanges.h = h
 }
 
