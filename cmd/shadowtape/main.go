@@ -67,13 +67,16 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 		Args:          cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError(fmt.Errorf("there is no verb %q", args[0]), "shadowtape --help lists the verbs")
+				return noVerb(args[0])
 			}
 			return c.Help()
 		},
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if c == root && len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+			return noVerb(args[0])
+		}
 		return usageError(err, c.CommandPath()+" --help lists the flags")
 	})
 	for _, v := range verbs {
@@ -84,6 +87,10 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 	root.SetOut(out)
 	root.SetErr(errw)
 	return a.report(root.ExecuteContext(ctx))
+}
+
+func noVerb(name string) error {
+	return usageError(fmt.Errorf("there is no verb %q", name), "shadowtape --help lists the verbs")
 }
 
 // report prints an error as one line, with its hint, and returns its exit code.
