@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/shadowtape/shadowtape/formats"
 )
@@ -20,7 +21,40 @@ type Files struct {
 	Node  string // what stands in the node column
 	Limits
 
-	stats SourceStats
+	stats     SourceStats
+	read      atomic.Int64
+	exchanges atomic.Int64
+}
+
+// Size is the total of the files' sizes in bytes; an error names one that cannot be read.
+func (f *Files) Size() (int64, error) {
+	var n int64
+	for _, name := range f.Names {
+		i, err := os.Stat(name)
+		if err != nil {
+			return 0, fmt.Errorf("open capture: %w", err)
+		}
+		if !i.Mode().IsRegular() {
+			return 0, fmt.Errorf("open capture %s: not a file", name)
+		}
+		n += i.Size()
+	}
+	return n, nil
+}
+
+// Progress is how many bytes of the files have been read, and how many exchanges have been emitted. It may be called while Run runs.
+func (f *Files) Progress() (bytes, exchanges int64) { return f.read.Load(), f.exchanges.Load() }
+
+// counted adds what is read to a counter.
+type counted struct {
+	r io.Reader
+	n *atomic.Int64
+}
+
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n.Add(int64(n))
+	return n, err
 }
 
 // Validate reports what is wrong with the source.
@@ -43,7 +77,7 @@ func (f *Files) Run(ctx context.Context, filter Filter, emit func(*formats.Excha
 	}
 	o := engineOptions{Limits: f.Limits, Node: f.Node, clock: formats.ClockPacket}
 	o.defaults()
-	order := arrivals{emit: emit}
+	order := arrivals{emit: func(x *formats.Exchange) { f.exchanges.Add(1); emit(x) }}
 	e := newEngine(o, filter.Ports, hasherOf(f.Key), order.add)
 	for _, name := range f.Names {
 		if err := f.file(ctx, e, &order, name); err != nil {
@@ -78,12 +112,12 @@ func merge(a, b SourceStats) SourceStats {
 func (f *Files) file(ctx context.Context, e *engine, order *arrivals, name string) error {
 	file, err := os.Open(name)
 	if err != nil {
-		return fmt.Errorf("open capture %s: %w", filepath.Base(name), errors.Unwrap(err))
+		return fmt.Errorf("open capture: %w", err)
 	}
 	defer file.Close()
-	r, err := newCaptureReader(file)
+	r, err := newCaptureReader(counted{file, &f.read})
 	if err != nil {
-		return fmt.Errorf("read capture %s: %w", filepath.Base(name), err)
+		return fmt.Errorf("read capture %s: %w", name, err)
 	}
 	defer r.closer()
 	var p packet

@@ -166,3 +166,12 @@ func hasherOf(key []byte) *openai.Hasher {
 	}
 	return openai.NewHasher(key)
 }
+
+// Describe fills in what a trace's header says about the hashes that this package makes with a key.
+func Describe(h *formats.Header, key []byte) {
+	if k := hasherOf(key); k != nil {
+		h.HashKeyID = k.KeyID()
+		h.PrefixBlockUnit, h.PrefixBlockSize, h.PrefixBlockRule = "bytes", openai.PrefixBlockBytes, "floor"
+		h.Prompts = "cumulative"
+	}
+}

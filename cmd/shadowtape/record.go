@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/term"
+	"github.com/shadowtape/shadowtape/recorder"
+)
+
+// recordFlags are the flags of record.
+type recordFlags struct {
+	pcaps   []string
+	ports   []uint
+	keyFile string
+	node    string
+	idle    time.Duration
+	gap     time.Duration
+	out     string
+	force   bool
+	asJSON  bool
+}
+
+func recordCommand(a *app) *cobra.Command {
+	var o recordFlags
+	c := &cobra.Command{
+		Use:   "record --pcap FILE… -o TRACE",
+		Short: "Record traffic as a trace that holds no text",
+		Long: `Record traffic as a trace that holds no text: packets are put together to exchanges, of which times, lengths, parameters and token counts
+are kept. Nothing that a user or a model wrote reaches the disk. What the capture lost is flagged, never guessed.`,
+		Example: `  shadowtape record --pcap monday.pcap -o monday
+  shadowtape record --pcap *.pcapng.zst --port 8000 --key-file trace.key -o week
+  shadowtape record --pcap capture.pcap -o capture.parquet --json`,
+		RunE: func(c *cobra.Command, args []string) error {
+			o.pcaps = append(o.pcaps, args...) // as a shell expands --pcap *.pcap
+			return a.record(c.Context(), o)
+		},
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	f.StringArrayVar(&o.pcaps, "pcap", nil, "capture file to read, pcap or pcapng, also compressed with gzip or zstd; several are one capture")
+	f.UintSliceVar(&o.ports, "port", nil, "TCP port of a server; packets of other ports are passed over (default: all ports)")
+	f.DurationVar(&o.idle, "idle-timeout", 15*time.Minute, "give up a connection that is silent for so long, by the packets' clock")
+	f.DurationVar(&o.gap, "gap-timeout", 10*time.Second, "give up waiting for lost bytes that no acknowledgement explains, by the packets' clock")
+	f.StringVar(&o.keyFile, "key-file", "", "file with the key of the hashes, at least 16 bytes, so that several recordings agree (default: a key drawn and thrown away)")
+	f.StringVar(&o.node, "node", "", "what to call this recorder in the trace (default: nothing)")
+	f.StringVarP(&o.out, "output", "o", "", "where the trace goes: a directory, or one file if it ends in .parquet")
+	f.BoolVar(&o.force, "force", false, "replace a trace that is there")
+	f.BoolVar(&o.asJSON, "json", false, "print one JSON document")
+	groupFlags(c,
+		flagGroup{"Source", []string{"pcap", "port", "idle-timeout", "gap-timeout"}},
+		flagGroup{"Privacy", []string{"key-file"}},
+		flagGroup{"Result", []string{"output", "force", "node", "json"}},
+	)
+	return c
+}
+
+func (a *app) record(ctx context.Context, o recordFlags) error {
+	switch {
+	case len(o.pcaps) == 0:
+		return usageError(errors.New("record needs a source"), "--pcap FILE")
+	case o.out == "":
+		return usageError(errors.New("record needs -o TRACE"), "")
+	}
+	var opts recorder.Options
+	for _, p := range o.ports {
+		if p == 0 || p > 65535 {
+			return usageError(fmt.Errorf("--port %d: no TCP port", p), "")
+		}
+		opts.Filter.Ports = append(opts.Filter.Ports, uint16(p))
+	}
+	key, err := readKey(o.keyFile)
+	if err != nil {
+		return err
+	}
+	src := &recorder.Files{Names: o.pcaps, Key: key, Node: o.node, Limits: recorder.Limits{IdleTimeout: o.idle, GapTimeout: o.gap}}
+	if err := src.Validate(); err != nil {
+		return usageError(err, "")
+	}
+	size, err := src.Size()
+	if err != nil {
+		return err
+	}
+	if o.force {
+		if err := formats.Remove(o.out); err != nil {
+			return err
+		}
+	}
+	h := formats.Header{ToolVersion: readBuildInfo().Version, SourceKind: "pcap", TimeBase: "absolute", Clock: formats.ClockPacket}
+	recorder.Describe(&h, key)
+	w, err := formats.Create(o.out, h, formats.SegmentOptions{})
+	if errors.Is(err, fs.ErrExist) {
+		return withHint(err, "--force replaces it")
+	}
+	if err != nil {
+		return err
+	}
+	bar := term.NewBar(a.err, size, func() (int64, string) { n, x := src.Progress(); return n, fmt.Sprintf("%d exchanges", x) })
+	st, err := recorder.Record(ctx, src, w, opts)
+	bar.End()
+	for _, s := range st.Warnings {
+		fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(s))
+	}
+	w.Header().Counters = st.Counters
+	err = errors.Join(err, w.Close())
+	if err == nil || ctx.Err() != nil {
+		if perr := a.recorded(o, st); perr != nil {
+			err = errors.Join(err, perr)
+		}
+	}
+	if err == nil && ctx.Err() != nil {
+		return exitWith(exitInterrupted, errors.New("record: interrupted, the trace holds what was read"), "")
+	}
+	return err
+}
+
+// recorded prints the counters.
+func (a *app) recorded(o recordFlags, st recorder.Stats) error {
+	if o.asJSON {
+		return json.NewEncoder(a.out).Encode(recordAnswer{st.Seen, st.Filtered, st.Dropped, st.Written, st.Reasons, st.Notes, st.Packets, st.Bytes})
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s: %d exchanges seen, %d filtered, %d dropped, %d written, from %d packets\n", o.out, st.Seen, st.Filtered, st.Dropped, st.Written, st.Packets)
+	for _, k := range slices.Sorted(maps.Keys(st.Reasons)) {
+		fmt.Fprintf(&b, "  %-28s %d\n", k, st.Reasons[k])
+	}
+	for _, k := range slices.Sorted(maps.Keys(st.Notes)) {
+		fmt.Fprintf(&b, "  note: %-22s %d\n", k, st.Notes[k])
+	}
+	_, err := io.Copy(a.out, &b)
+	return err
+}
+
+// recordAnswer is what record --json prints.
+type recordAnswer struct {
+	Seen     int64            `json:"seen"`
+	Filtered int64            `json:"filtered"`
+	Dropped  int64            `json:"dropped"`
+	Written  int64            `json:"written"`
+	Reasons  map[string]int64 `json:"reasons"`
+	Notes    map[string]int64 `json:"notes"`
+	Packets  int64            `json:"packets"`
+	Bytes    int64            `json:"bytes"`
+}
+
+// minKey is the shortest key that is worth the name.
+const minKey = 16
+
+// readKey reads a key file, or draws a key that nobody will know where there is none.
+func readKey(name string) ([]byte, error) {
+	if name == "" {
+		key := make([]byte, 32)
+		_, err := rand.Read(key)
+		return key, err
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("read key file: %w", err)
+	}
+	defer f.Close()
+	key, err := io.ReadAll(io.LimitReader(f, 1<<16))
+	if err != nil {
+		return nil, fmt.Errorf("read key file: %w", err)
+	}
+	key = bytes.TrimSpace(key)
+	if len(key) < minKey {
+		return nil, withHint(fmt.Errorf("read key file %s: %d bytes, a key has at least %d", name, len(key), minKey), "head -c 32 /dev/urandom | base64 > "+name)
+	}
+	return key, nil
+}
