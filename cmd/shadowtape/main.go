@@ -53,6 +53,7 @@ var verbs = []func(*app) *cobra.Command{
 	replayCommand,
 	analyzeCommand,
 	diffCommand,
+	simulateCommand,
 	simCommand,
 	versionCommand,
 }

@@ -121,6 +121,9 @@ func (s *Scheduler) Counters() Counters {
 	return c
 }
 
+// CachedPages is how many of the leading pages a request with these hashes would find in the cache now.
+func (s *Scheduler) CachedPages(hashes []uint64) int { return s.pool.Lookup(hashes) }
+
 // ResetPrefixCache forgets cached content; it returns kv.ErrHeld while any sequence runs.
 func (s *Scheduler) ResetPrefixCache() error { return s.pool.Reset() }
 

@@ -78,9 +78,13 @@ type family struct {
 	samples          func(emit func(suffix, labels string, value float64))
 }
 
-// Samples yields every sample of the page: the series' name, its labels as in the page but for the braces, and its value.
-func (m *Meter) Samples(c engine.Counters, yield func(series, labels string, value float64)) {
+// Samples yields the samples of the page: the series' name, its labels as in the page but for the braces, and its value. Histograms are
+// left out unless whole is set.
+func (m *Meter) Samples(c engine.Counters, whole bool, yield func(series, labels string, value float64)) {
 	for _, f := range m.families(c) {
+		if f.kind == "histogram" && !whole {
+			continue
+		}
 		f.samples(func(suffix, labels string, value float64) { yield(f.name+suffix, labels, value) })
 	}
 }

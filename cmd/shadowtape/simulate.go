@@ -1,0 +1,213 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/engine"
+	"github.com/shadowtape/shadowtape/internal/sim"
+	"github.com/shadowtape/shadowtape/internal/virtual"
+)
+
+// simulateFlags are the flags of simulate as given.
+type simulateFlags struct {
+	engineFlags
+	out, label, route, states string
+	replicas                  int
+	speed                     float64
+	duration, sample          time.Duration
+	maxRequests               int64
+	force                     bool
+}
+
+func simulateCommand(a *app) *cobra.Command {
+	var f simulateFlags
+	c := &cobra.Command{
+		Use:   "simulate TRACE --profile NAME -o RUN",
+		Short: "Send a trace through simulated servers in virtual time: a day in seconds, a run like any other",
+		Long: `Simulate answers what a deployment would do with a trace before there is one: how many replicas, how many pages, what twice the load does.
+Its engine is the one of ` + "`shadowtape sim`" + `, its clock is not: nothing is sent and nothing waits. The run can be analyzed and compared like a
+replay's. The same seed gives the same run.`,
+		Example: `  shadowtape simulate prod.trace --profile llama-3.1-8b-h100 -o sim1
+  shadowtape simulate prod.trace --speed 2 --replicas 4 --route prefix -o sim2
+  shadowtape simulate prod.trace --pages 8000 --slowdown decode=1.15 --noise launch=2%,step=1% --seed 7 -o sim3`,
+		Args: exactArgs("TRACE"),
+		RunE: func(c *cobra.Command, args []string) error { return a.simulate(c, args[0], f) },
+	}
+	fs := c.Flags()
+	fs.StringVarP(&f.out, "output", "o", "", "run directory to write")
+	fs.BoolVar(&f.force, "force", false, "replace the run directory where it exists")
+	fs.StringVar(&f.label, "label", "", "name of the run in reports (default: the run directory's)")
+	fs.StringVar(&f.states, "state-log", "", "write a CSV line a step: time, prefill tokens, decode sequences, pages, waiting")
+	f.add(fs)
+	fs.IntVar(&f.replicas, "replicas", 1, "servers")
+	fs.StringVar(&f.route, "route", string(virtual.RoundRobin), fmt.Sprintf("how requests are dealt out: %v", virtual.Routes()))
+	fs.Float64Var(&f.speed, "speed", 1, "play so many times as fast")
+	fs.DurationVar(&f.duration, "duration", 0, "end arrivals after this time (default: the whole trace)")
+	fs.Int64Var(&f.maxRequests, "max-requests", 0, "end after so many requests (default: all)")
+	fs.DurationVar(&f.sample, "sample", time.Second, "virtual time between samples of the servers' metrics; 0: none")
+	groupFlags(c,
+		flagGroup{"Servers", []string{"profile", "replicas", "route", "pages", "block-size", "max-num-seqs", "token-budget", "slowdown", "noise", "seed"}},
+		flagGroup{"Load", []string{"speed", "duration", "max-requests"}},
+		flagGroup{"Result", []string{"output", "force", "label", "sample", "state-log"}},
+	)
+	return c
+}
+
+// simulate runs the verb.
+func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err error) {
+	p, slow, noise, err := f.resolve()
+	if err != nil {
+		return err
+	}
+	if f.out == "" {
+		return usageError(errors.New("-o is missing"), "shadowtape simulate --help")
+	}
+	if !(f.speed > 0) {
+		return usageError(fmt.Errorf("--speed %v is not positive", f.speed), "")
+	}
+	o := virtual.Options{Profile: p, Replicas: f.replicas, Route: virtual.Route(f.route), Seed: f.seed, Slowdown: slow, Noise: noise,
+		Speed: f.speed, Duration: f.duration, MaxRequests: f.maxRequests, Sample: f.sample}
+	if err := o.Validate(); err != nil {
+		return usageError(err, "shadowtape simulate --help")
+	}
+	in, err := openRequests(where)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.close()) }()
+	o.Header = in.header
+	if err := clearRun(f.out, f.force); err != nil {
+		return err
+	}
+	label := f.label
+	if label == "" {
+		label = filepath.Base(filepath.Clean(f.out))
+	}
+	m := formats.Manifest{Schema: 1, Label: label, ToolVersion: readBuildInfo().Version, Command: commandLine(c, where), Kind: "simulate", Seed: int64(f.seed),
+		TracePath: filepath.Base(filepath.Clean(where)), TraceSHA256: in.sha256, Model: p.Model, PrefixReset: "done",
+		Options: map[string]any{"profile": p, "replicas": f.replicas, "route": f.route, "speed": f.speed, "slowdown": slow, "noise": noise,
+			"duration_s": f.duration.Seconds(), "max_requests": f.maxRequests}}
+	for i := range f.replicas {
+		m.Targets = append(m.Targets, fmt.Sprintf("replica-%d", i))
+	}
+	w, err := formats.CreateRun(f.out, m)
+	if err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return withHint(err, "--force replaces it")
+		}
+		return err
+	}
+	w.SetHeader(in.header)
+	out := virtual.Output{Exchange: w.Write, Server: w.WriteServer}
+	finish := func() error { return nil }
+	if f.states != "" {
+		if out.Step, finish, err = stateLog(f.states, &in); err != nil {
+			return errors.Join(err, w.Close(m))
+		}
+	}
+	began := time.Now()
+	st, err := virtual.Run(c.Context(), in.all, o, out)
+	took := time.Since(began)
+	finished(&m, st)
+	interrupted := errors.Is(err, context.Canceled)
+	if err != nil {
+		m.Valid, m.Interrupted, m.Invalid = false, interrupted, append(m.Invalid, err.Error())
+	}
+	if e := errors.Join(w.Close(m), finish()); e != nil {
+		return errors.Join(err, e)
+	}
+	if interrupted {
+		return exitWith(exitInterrupted, errors.New("interrupted: what was simulated is written"), "")
+	}
+	if err != nil {
+		return err
+	}
+	return a.simulated(f.out, st, took)
+}
+
+// finished fills the manifest in with what came of a simulation.
+func finished(m *formats.Manifest, st virtual.Stats) {
+	m.StartUnixNS, m.EndUnixNS, m.Requests = st.StartUnixNS, st.EndUnixNS, st.RequestCounts
+	m.Valid = st.Sent > 0
+	if !m.Valid {
+		m.Invalid = append(m.Invalid, "nothing was sent")
+	}
+	if st.Failed > 0 {
+		m.Errors = map[string]int64{"http_400": st.Failed}
+		m.Warnings = append(m.Warnings, fmt.Sprintf("%d requests are longer than the server takes", st.Failed))
+	}
+	if st.Dropped > 0 {
+		m.Dropped = st.DropReasons
+		m.Warnings = append(m.Warnings, fmt.Sprintf("%d requests were not sent: the trace does not say how long they are", st.Dropped))
+	}
+	if st.Unordered > 0 {
+		m.Warnings = append(m.Warnings, fmt.Sprintf("%d arrivals came before their predecessor and were moved to its time", st.Unordered))
+	}
+}
+
+// simulated prints what a simulation came to.
+func (a *app) simulated(where string, st virtual.Stats, took time.Duration) error {
+	span := time.Duration(st.EndUnixNS - st.StartUnixNS)
+	hit := 0.0
+	if st.InputTokens > 0 {
+		hit = float64(st.CachedTokens) / float64(st.InputTokens)
+	}
+	_, err := fmt.Fprintf(a.out, "run %s: %v of traffic in %v, %.0f times real time\nscheduled %d = sent %d + dropped %d; completed %d, failed %d, aborted %d\n"+
+		"%d input tokens, %.1f %% from the prefix cache; %d output tokens; %d steps, %d preemptions\n",
+		where, span.Round(time.Millisecond), took.Round(time.Millisecond), span.Seconds()/max(took.Seconds(), 1e-9),
+		st.Scheduled, st.Sent, st.Dropped, st.Completed, st.Failed, st.Aborted, st.InputTokens, hit*100, st.OutputTokens, st.Steps, st.Preemptions)
+	return err
+}
+
+// stateLog opens a state log; finish completes it.
+func stateLog(name string, in *requests) (step func(int, engine.Step) error, finish func() error, err error) {
+	file, err := os.Create(name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("write state log: %w", err)
+	}
+	w := bufio.NewWriterSize(file, 256<<10)
+	_, err = w.WriteString("replica," + sim.StateHeader())
+	step = func(replica int, s engine.Step) error {
+		b := fmt.Appendf(w.AvailableBuffer(), "%d,", replica)
+		_, err := w.Write(sim.StateRow(b, in.start, s))
+		return err
+	}
+	return step, func() error { return errors.Join(w.Flush(), file.Close()) }, err
+}
+
+// requests is something that requests can be read from.
+type requests struct {
+	all    func(yield func(*formats.Exchange, error) bool)
+	header formats.Header
+	sha256 string
+	start  int64 // the first arrival, once it was read
+	close  func() error
+}
+
+// openRequests opens a trace or a run.
+func openRequests(where string) (in requests, err error) {
+	if strings.HasSuffix(where, ".json") {
+		return in, usageError(fmt.Errorf("open %s: workload models cannot be simulated yet", where), "")
+	}
+	t, err := formats.Open(where)
+	if err != nil {
+		return in, err
+	}
+	in.header, in.close = t.Header, t.Close
+	if in.sha256, err = t.SHA256(); err != nil {
+		return in, errors.Join(err, t.Close())
+	}
+	in.all = t.All()
+	return in, nil
+}
