@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -359,6 +360,7 @@ func (j *Job) finish(m *formats.Manifest, s Stats, ws WatchStats) {
 		m.Invalid = append([]string{"no request completed"}, m.Invalid...)
 	}
 	m.Valid = len(m.Invalid) == 0
+	planned := len(m.Warnings)
 	warn := func(format string, args ...any) { m.Warnings = append(m.Warnings, fmt.Sprintf(format, args...)) }
 	if s.Late > 0 {
 		warn("%d of %d requests were sent more than a millisecond late", s.Late, s.Requests.Sent)
@@ -370,7 +372,7 @@ func (j *Job) finish(m *formats.Manifest, s Stats, ws WatchStats) {
 		warn("%d requests were sent again because the server had closed a kept connection", s.Retried)
 	}
 	for what, n := range j.prompts.Notes() {
-		warn("%d requests: %s", n, what)
+		warn("%d of %d requests: %s", n, s.Requests.Scheduled, noteTexts[what])
 	}
 	if q := &s.Quality.InputError; q.N() > 0 && q.Quantile(0.5) > 0.01 {
 		warn("prompts are off their recorded length by %.1f %% at the median", 100*q.Quantile(0.5))
@@ -386,7 +388,20 @@ func (j *Job) finish(m *formats.Manifest, s Stats, ws WatchStats) {
 	case "failed":
 		warn("the server did not empty its prefix cache")
 	}
+	slices.Sort(m.Warnings[planned:])
 	m.Fidelity = s.Quality.fidelity()
+}
+
+// noteTexts say what Prompts.Notes counts.
+var noteTexts = map[string]string{
+	"tools_left_out":           "the recorded tools were left out",
+	"media_left_out":           "the recorded images and audio were left out",
+	"stream_unknown":           "the trace does not say whether the answer was streamed, so it was",
+	"output_unknown":           "the trace does not say how long the answer was, so the model decided",
+	"output_not_forced":        "the answer's length was limited but not forced",
+	"stop_left_out":            "stop strings were left out, as the length is forced",
+	"response_format_left_out": "the response format was left out, as the length is forced",
+	"cache_salt_left_out":      "the cache salt was left out, as the server takes none",
 }
 
 // fidelity are the figures of how faithful a run was.

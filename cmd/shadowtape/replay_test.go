@@ -1,0 +1,249 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer"
+)
+
+// startSim serves the simulator in process and returns its address and its emission log.
+func startSim(t *testing.T, args ...string) (url, log string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	r, w := io.Pipe()
+	done := make(chan struct{})
+	log = filepath.Join(t.TempDir(), "emitted.jsonl")
+	go func() {
+		defer close(done)
+		run(ctx, append([]string{"sim", "--listen", "127.0.0.1:0", "--emission-log", log}, args...), strings.NewReader(""), w, io.Discard)
+		w.Close()
+	}()
+	line, err := bufio.NewReader(r).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stop(); <-done })
+	return strings.TrimSpace(line), log
+}
+
+// shadowtape runs a command line and returns its exit code and streams.
+func shadowtape(t *testing.T, args ...string) (code int, out, errs string) {
+	t.Helper()
+	var o, e bytes.Buffer
+	code = run(t.Context(), args, strings.NewReader(""), &o, &e)
+	return code, o.String(), e.String()
+}
+
+// smallTrace writes a trace of n requests, gap apart, and returns its name.
+func smallTrace(t *testing.T, n int, gap time.Duration, change func(i int, x *formats.Exchange)) string {
+	t.Helper()
+	where := filepath.Join(t.TempDir(), "trace")
+	w, err := formats.Create(where, formats.Header{SourceKind: "synth", TimeBase: "relative", PrefixBlockUnit: "tokens", PrefixBlockSize: 16, PrefixBlockRule: "floor"}, formats.SegmentOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		x := &formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: int64(i) * int64(gap), InputTokens: formats.Of(int64(100 + i)), InputTokensSource: formats.TokensTrace,
+			OutputTokens: formats.Of(int64(3 + i%5)), OutputTokensSource: formats.TokensTrace}
+		if change != nil {
+			change(i, x)
+		}
+		if err := w.Write(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return where
+}
+
+func readRun(t *testing.T, where string) (m formats.Manifest, rows []*formats.Exchange) {
+	t.Helper()
+	tr, err := formats.Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	for x, err := range tr.All() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows = append(rows, x)
+	}
+	if tr.Manifest == nil {
+		t.Fatalf("%s is no run", where)
+	}
+	return *tr.Manifest, rows
+}
+
+// The whole path: a trace is replayed, the run is replayed, and both joined with the server's own log. Nothing here depends on how fast
+// the machine is but the order of cause and effect.
+func TestReplayAndReplayAgain(t *testing.T) {
+	url, log := startSim(t, "--profile", "instant")
+	trace := smallTrace(t, 40, 5*time.Millisecond, func(i int, x *formats.Exchange) {
+		if i%4 == 0 {
+			x.Endpoint, x.Stream = formats.EndpointChat, formats.Of(i%8 == 0)
+		}
+		if i%2 == 1 {
+			x.PrefixBlocks, x.PrefixTailTokens = []int64{1, 2, 3, 4}, formats.Of(int64(36+i))
+		}
+	})
+	run1, run2 := filepath.Join(t.TempDir(), "run1"), filepath.Join(t.TempDir(), "run2")
+	code, out, errs := shadowtape(t, "replay", trace, "--target", url, "-o", run1, "--header", "X-Secret: hunter2", "--allow-invalid")
+	if code != exitGood || !strings.Contains(out, "scheduled 40 = sent 40 + dropped 0; completed 40") || !strings.Contains(errs, "plan: 40 requests") {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	m, rows := readRun(t, run1)
+	if m.Requests.Completed != 40 || m.PrefixReset != "done" || m.Interrupted || m.Seed != 1 || m.TraceSHA256 == "" || len(rows) != 40 {
+		t.Errorf("manifest %+v", m)
+	}
+	if b, err := os.ReadFile(filepath.Join(run1, "run.json")); err != nil || strings.Contains(string(b), "hunter2") || !strings.Contains(string(b), "X-Secret") {
+		t.Errorf("run.json keeps a header's value, or lost its name: %v", err)
+	}
+	type emitted struct {
+		ID     string  `json:"x_request_id"`
+		Tokens []int64 `json:"token_unix_ns"`
+		Input  int64   `json:"input_tokens"`
+	}
+	truth := map[formats.Hash]emitted{}
+	prefix := m.Options["request_ids"].(string)
+	b, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(strings.TrimSpace(string(b)), "\n") {
+		var e emitted
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		truth[replayer.CorrelationID(prefix, e.ID)] = e
+	}
+	cached := false
+	for _, x := range rows {
+		e, ok := truth[x.CorrelationID.V]
+		if !ok || int64(len(e.Tokens)) != x.OutputTokens.V || e.Input != x.InputTokens.V {
+			t.Fatalf("row %d: no such request, or other counts, in the server's log", x.ExchangeID)
+		}
+		first := x.ArrivalUnixNS + x.FirstTokenNS.V
+		if x.Stream.V && (!x.FirstTokenNS.Valid || first < e.Tokens[0]) {
+			t.Errorf("row %d: first token %d ns before it was emitted", x.ExchangeID, e.Tokens[0]-first)
+		}
+		i := x.SourceID.V - 1
+		if want := 3 + i%5; x.OutputTokens.V != want {
+			t.Errorf("row %d: %d tokens came, %d were recorded", x.ExchangeID, x.OutputTokens.V, want)
+		}
+		if x.Endpoint == formats.EndpointCompletions && x.InputTokens.V != 100+i {
+			t.Errorf("row %d: a prompt of %d tokens, recorded %d", x.ExchangeID, x.InputTokens.V, 100+i)
+		}
+		if d := x.InputTokens.V - 100 - i; x.Endpoint == formats.EndpointChat && math.Abs(float64(d)) > 2 {
+			t.Errorf("row %d: a chat prompt off by %d tokens", x.ExchangeID, d)
+		}
+		if x.Stream.V == (i%8 == 4) {
+			t.Errorf("row %d: streamed %t", x.ExchangeID, x.Stream.V)
+		}
+		cached = cached || x.CachedTokens.V >= 64
+	}
+	if !cached {
+		t.Error("the shared prefix was never hit")
+	}
+
+	code, out, errs = shadowtape(t, "replay", run1, "--target", url, "-o", run2, "--speed", "2", "--allow-invalid")
+	if code != exitGood || !strings.Contains(out, "completed 40") {
+		t.Fatalf("replay of a run: exit %d\n%s%s", code, out, errs)
+	}
+	_, again := readRun(t, run2)
+	old := map[int64]*formats.Exchange{}
+	for _, x := range rows {
+		old[x.ArrivalIndex.V] = x
+	}
+	for _, x := range again {
+		o := old[x.ArrivalIndex.V]
+		if x.SourceID != o.SourceID || x.OutputTokens != o.OutputTokens || x.Endpoint != o.Endpoint || x.CorrelationID == o.CorrelationID || x.InputTokens != o.InputTokens {
+			t.Errorf("arrival %d: source %v and %v, output %v and %v, input %v and %v", x.ArrivalIndex.V, o.SourceID, x.SourceID, o.OutputTokens, x.OutputTokens, o.InputTokens, x.InputTokens)
+		}
+	}
+	if code, _, errs = shadowtape(t, "replay", run1, "--target", url, "-o", run2); code != exitFailed || !strings.Contains(errs, "--force") {
+		t.Errorf("overwriting: exit %d, %s", code, errs)
+	}
+	if code, _, errs = shadowtape(t, "replay", run1, "--target", url, "-o", run2, "--force", "--max-requests", "3", "--allow-invalid"); code != exitGood {
+		t.Errorf("--force: exit %d, %s", code, errs)
+	}
+}
+
+func TestReplayRefuses(t *testing.T) {
+	trace := smallTrace(t, 3, time.Hour, nil)
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		io.WriteString(w, "<html>hello</html>")
+	}))
+	defer page.Close()
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	url, _ := startSim(t, "--profile", "instant")
+	out := filepath.Join(t.TempDir(), "run")
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		says string
+	}{
+		{"no target", []string{trace, "-o", out}, exitUsage, "--target"},
+		{"no output", []string{trace, "--target", url}, exitUsage, "-o is missing"},
+		{"no trace", []string{"--target", url, "-o", out}, exitUsage, "TRACE"},
+		{"no such trace", []string{trace + "x", "--target", url, "-o", out}, exitFailed, "no such file"},
+		{"unreachable", []string{trace, "--target", gone.URL, "-o", out}, exitFailed, "connection refused"},
+		{"a web page", []string{trace, "--target", page.URL, "-o", out}, exitFailed, "HTML"},
+		{"no URL", []string{trace, "--target", "host:80", "-o", out}, exitUsage, "no http or https URL"},
+		{"bad speed", []string{trace, "--target", url, "-o", out, "--speed", "-1"}, exitUsage, "--speed"},
+		{"bad dialect", []string{trace, "--target", url, "-o", out, "--dialect", "klingon"}, exitUsage, "klingon"},
+		{"key not set", []string{trace, "--target", url, "-o", out, "--api-key-env", "SHADOWTAPE_NO_SUCH"}, exitUsage, "SHADOWTAPE_NO_SUCH"},
+		{"over an hour", []string{trace, "--target", url, "-o", out}, exitUsage, "--duration"},
+		{"nothing in it", []string{trace, "--target", url, "-o", filepath.Join(trace, "trace.json")}, exitFailed, "exists"},
+	} {
+		code, stdout, errs := shadowtape(t, append([]string{"replay"}, c.args...)...)
+		last := strings.Split(strings.TrimSpace(errs), "\n")
+		if code != c.code || !strings.Contains(errs, c.says) || stdout != "" || !strings.HasPrefix(last[max(0, len(last)-2)], "shadowtape: ") && !strings.HasPrefix(last[len(last)-1], "shadowtape: ") {
+			t.Errorf("%s: exit %d, %q, stdout %q", c.name, code, errs, stdout)
+		}
+		if _, err := os.Stat(out); err == nil {
+			t.Fatalf("%s: a run directory was made", c.name)
+		}
+	}
+}
+
+// An interrupted replay writes what it measured.
+func TestReplayInterrupted(t *testing.T) {
+	url, _ := startSim(t, "--ttft", "10ms", "--itl", "5ms")
+	trace := smallTrace(t, 1000, 20*time.Millisecond, func(_ int, x *formats.Exchange) { x.OutputTokens = formats.Of(int64(400)) })
+	where := filepath.Join(t.TempDir(), "run")
+	ctx, stop := context.WithCancel(t.Context())
+	time.AfterFunc(700*time.Millisecond, stop)
+	var out, errs bytes.Buffer
+	if code := run(ctx, []string{"replay", trace, "--target", url, "-o", where}, strings.NewReader(""), &out, &errs); code != exitInterrupted {
+		t.Fatalf("exit %d: %s%s", code, out.String(), errs.String())
+	}
+	m, rows := readRun(t, where)
+	r := m.Requests
+	if !m.Interrupted || r.RunEnd == 0 || r.Scheduled != int64(len(rows)) || r.Sent != r.Completed+r.Failed+r.Aborted+r.RunEnd {
+		t.Errorf("%+v, %d rows", r, len(rows))
+	}
+	for _, x := range rows {
+		if x.EndReason == formats.EndRunEnd && x.ErrorKind != "" {
+			t.Errorf("a request cut by the end is called %s", x.ErrorKind)
+		}
+	}
+}
