@@ -18,18 +18,18 @@ type page struct {
 	hash       uint64
 	prev, next int32 // neighbors in the queue of free pages
 	refs       int32
-	hashed     bool // findable: byHash[hash] is this page
+	hashed     bool // findable by its hash
 }
 
 // Pool is a fixed number of pages. A page is held (by one or more sequences), or free; a free page may still be cached, which means
 // that its content is known and can be shared again. The zero value has no pages: use New. Not safe for concurrent use.
 type Pool struct {
-	pages  []page
-	byHash map[uint64]int32
-	head   int32 // next page to be taken: the least recently freed
-	tail   int32 // the most recently freed
-	free   int
-	stats  Stats
+	pages []page
+	index index // of cached pages by hash
+	head  int32 // next page to be taken: the least recently freed
+	tail  int32 // the most recently freed
+	free  int
+	stats Stats
 }
 
 // Stats counts what a pool has done since New or Reset.
@@ -56,7 +56,7 @@ func (p *Pool) clear() {
 	}
 	p.pages[n-1].next = none
 	p.head, p.tail, p.free = 0, int32(n-1), n
-	p.byHash = make(map[uint64]int32)
+	p.index.reset(n)
 	p.stats = Stats{}
 }
 
@@ -82,7 +82,7 @@ func (p *Pool) Free() int { return p.free }
 func (p *Pool) Held() int { return len(p.pages) - p.free }
 
 // Cached is the number of pages, held or free, whose content can be found by its hash.
-func (p *Pool) Cached() int { return len(p.byHash) }
+func (p *Pool) Cached() int { return p.index.n }
 
 // Stats returns what the pool has done since New or Reset.
 func (p *Pool) Stats() Stats { return p.stats }
@@ -99,7 +99,7 @@ func (s *Sequence) Pages() int { return len(s.pages) }
 // Lookup returns how many of the leading blocks are cached. It changes nothing.
 func (p *Pool) Lookup(hashes []uint64) int {
 	for i, h := range hashes {
-		if _, ok := p.byHash[h]; !ok {
+		if p.index.find(p.pages, h) == none {
 			return i
 		}
 	}
@@ -114,8 +114,8 @@ func (p *Pool) Hold(s *Sequence, hashes []uint64, total int) (shared int, ok boo
 	}
 	revived := 0 // shared pages that stand among the free ones
 	for _, h := range hashes {
-		i, cached := p.byHash[h]
-		if !cached {
+		i := p.index.find(p.pages, h)
+		if i == none {
 			break
 		}
 		s.pages = append(s.pages, i)
@@ -157,7 +157,7 @@ func (p *Pool) take(s *Sequence, total int) {
 		p.unlink(i)
 		g := &p.pages[i]
 		if g.hashed {
-			delete(p.byHash, g.hash)
+			p.index.remove(p.pages, i)
 			g.hashed = false
 			p.stats.Evicted++
 		}
@@ -173,9 +173,9 @@ func (p *Pool) take(s *Sequence, total int) {
 func (p *Pool) Name(s *Sequence, hashes []uint64) {
 	for k := s.named; k < len(hashes); k++ {
 		i := s.pages[k]
-		if _, taken := p.byHash[hashes[k]]; !taken {
-			p.byHash[hashes[k]] = i
+		if p.index.find(p.pages, hashes[k]) == none {
 			p.pages[i].hash, p.pages[i].hashed = hashes[k], true
+			p.index.add(p.pages, i)
 		}
 	}
 	s.named = max(s.named, len(hashes))
