@@ -112,7 +112,7 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	out := virtual.Output{Exchange: w.Write, Server: w.WriteServer}
 	finish := func() error { return nil }
 	if f.states != "" {
-		if out.Step, finish, err = stateLog(f.states, &in); err != nil {
+		if out.Step, finish, err = stateLog(f.states); err != nil {
 			return errors.Join(err, w.Close(m))
 		}
 	}
@@ -171,16 +171,16 @@ func (a *app) simulated(where string, st virtual.Stats, took time.Duration) erro
 }
 
 // stateLog opens a state log; finish completes it.
-func stateLog(name string, in *requests) (step func(int, engine.Step) error, finish func() error, err error) {
+func stateLog(name string) (step func(int, int64, engine.Step) error, finish func() error, err error) {
 	file, err := os.Create(name)
 	if err != nil {
 		return nil, nil, fmt.Errorf("write state log: %w", err)
 	}
 	w := bufio.NewWriterSize(file, 256<<10)
 	_, err = w.WriteString("replica," + sim.StateHeader())
-	step = func(replica int, s engine.Step) error {
+	step = func(replica int, zero int64, s engine.Step) error {
 		b := fmt.Appendf(w.AvailableBuffer(), "%d,", replica)
-		_, err := w.Write(sim.StateRow(b, in.start, s))
+		_, err := w.Write(sim.StateRow(b, zero, s))
 		return err
 	}
 	return step, func() error { return errors.Join(w.Flush(), file.Close()) }, err
@@ -191,7 +191,6 @@ type requests struct {
 	all    func(yield func(*formats.Exchange, error) bool)
 	header formats.Header
 	sha256 string
-	start  int64 // the first arrival, once it was read
 	close  func() error
 }
 

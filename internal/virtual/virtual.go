@@ -43,9 +43,10 @@ func (o Options) Validate() error {
 
 // Output takes what a simulation produces. Each function may be nil; none may keep what it is given. An error ends the simulation.
 type Output struct {
-	Exchange func(*formats.Exchange) error          // in the order of arrivals
-	Server   func([]formats.ServerSample) error     // in the order of time
-	Step     func(replica int, s engine.Step) error // times are since Stats.StartUnixNS
+	Exchange func(*formats.Exchange) error      // in the order of arrivals
+	Server   func([]formats.ServerSample) error // in the order of time
+	// Step takes a replica's steps; their times are since zero, the first arrival in nanoseconds since 1970.
+	Step func(replica int, zero int64, s engine.Step) error
 }
 
 // Stats account for a simulation: Scheduled == Sent + Dropped and Sent == Completed + Failed + Aborted.
@@ -135,7 +136,7 @@ func (r *run) add(i int) error {
 		Step: func(s engine.Step) {
 			p.meter.Step(s)
 			if r.out.Step != nil && r.err == nil {
-				r.err = r.out.Step(i, s)
+				r.err = r.out.Step(i, r.stats.StartUnixNS, s)
 			}
 		},
 	}

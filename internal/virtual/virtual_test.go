@@ -292,7 +292,10 @@ func TestSamplesAndSteps(t *testing.T) {
 			}
 			return nil
 		},
-		Step: func(_ int, s engine.Step) error {
+		Step: func(_ int, zero int64, s engine.Step) error {
+			if zero != rows[0].ArrivalUnixNS {
+				t.Errorf("steps are since %d", zero)
+			}
 			if s.Start < end {
 				t.Errorf("step at %v before %v", s.Start, end)
 			}
