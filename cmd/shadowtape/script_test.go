@@ -1,8 +1,12 @@
 package main
 
 import (
+	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -17,7 +21,16 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exitcode": exitCode,
+			"exitcode":  exitCode,
+			"listening": listening,
+			"nonempty":  nonempty,
+		},
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("ADDR", "127.0.0.1:"+freePort(t))
+			root, err := filepath.Abs(filepath.Join("..", ".."))
+			e.Setenv("SAMPLES", filepath.Join(root, "samples"))
+			e.Setenv("CAPTURES", filepath.Join(root, "recorder", "testdata"))
+			return err
 		},
 		RequireExplicitExec: true,
 	})
@@ -38,4 +51,33 @@ func exitCode(ts *testscript.TestScript, neg bool, args []string) {
 	if code != args[0] {
 		ts.Fatalf("%v: exit %s, want %s", args[1:], code, args[0])
 	}
+}
+
+// listening is `listening ADDRESS`: it waits until something accepts connections there.
+func listening(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: listening address")
+	}
+	for range 200 {
+		if c, err := net.Dial("tcp", args[0]); err == nil {
+			c.Close()
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	ts.Fatalf("nothing listens on %s", args[0])
+}
+
+// nonempty is `nonempty FILE`: it waits until something stands in the file.
+func nonempty(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: nonempty file")
+	}
+	for range 200 {
+		if info, err := os.Stat(ts.MkAbs(args[0])); err == nil && info.Size() > 0 {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	ts.Fatalf("%s stays empty", args[0])
 }
