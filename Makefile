@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint fuzz clean
+.PHONY: help build demo test race lint fuzz bench-analyze clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ lint: ## gofmt, vet, staticcheck, and a build without cgo
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
 	CGO_ENABLED=0 $(GO) build ./...
+
+bench-analyze: ## ten million exchanges summarized, beside DuckDB on the same file (needs python3 and network)
+	@bash samples/bench/analyze.sh
 
 clean: ## remove what build and demo made
 	rm -rf bin demo

@@ -21,6 +21,23 @@ type Aggregate struct {
 	Better     string // lower, higher, or "" where a change is neither
 	Definition string
 	Of         func(*Window) (float64, bool) // false: undefined
+
+	// Part is what a stretch of time contributes to the numerator, so that an interval can be made; nil where there is none.
+	Part func(*bin) float64
+	// Share is the count that is the denominator where the figure is a share; else it is a rate and the denominator is time.
+	Share int
+}
+
+// countIs reads one count of a bin.
+func countIs(i int) func(*bin) float64 { return func(b *bin) float64 { return b.counts[i] } }
+
+// whole is the denominator of a stretch of time.
+func (a *Aggregate) whole(t *tally, v intervals) func(*bin) float64 {
+	if a.Unit == "share" {
+		return countIs(a.Share)
+	}
+	each := t.window.Seconds / float64(max(len(v.blocks), 1))
+	return func(*bin) float64 { return each }
 }
 
 // Aggregates returns the table, in the order in which it is shown. The slice is the caller's.
@@ -29,31 +46,39 @@ func Aggregates() []Aggregate { return append([]Aggregate(nil), aggregates...) }
 var aggregates = []Aggregate{
 	{
 		Name: "request_rate", Unit: "1/s", Definition: "requests sent ÷ seconds of the measured window (first arrival to last end)",
-		Of: func(w *Window) (float64, bool) { return perSecond(w, w.Requests.Sent, true) },
+		Part: countIs(countSent),
+		Of:   func(w *Window) (float64, bool) { return perSecond(w, w.Requests.Sent, true) },
 	}, {
 		Name: "input_rate", Unit: "tokens/s", Definition: "input tokens of the requests sent ÷ seconds of the measured window",
-		Of: func(w *Window) (float64, bool) { return perSecond(w, w.InputTokens, w.InputKnown > 0) },
+		Part: countIs(countInput),
+		Of:   func(w *Window) (float64, bool) { return perSecond(w, w.InputTokens, w.InputKnown > 0) },
 	}, {
 		Name: "output_rate", Unit: "tokens/s", Better: "higher", Definition: "output tokens received ÷ seconds of the measured window; below saturation an open loop's throughput is an input, not a result",
-		Of: func(w *Window) (float64, bool) { return perSecond(w, w.OutputTokens, w.OutputKnown > 0) },
+		Part: countIs(countOutput),
+		Of:   func(w *Window) (float64, bool) { return perSecond(w, w.OutputTokens, w.OutputKnown > 0) },
 	}, {
 		Name: "goodput", Unit: "1/s", Better: "higher", Definition: "requests that completed and met every SLO given ÷ seconds of the measured window; undefined without an SLO. A limit on a metric that is undefined for a request does not count against it",
-		Of: func(w *Window) (float64, bool) { return perSecond(w, w.Met, w.Limits > 0) },
+		Part: countIs(countMet),
+		Of:   func(w *Window) (float64, bool) { return perSecond(w, w.Met, w.Limits > 0) },
 	}, {
 		Name: "slo_attainment", Unit: "share", Better: "higher", Definition: "requests that completed and met every SLO given ÷ requests scheduled: a failed or dropped request misses",
+		Part: countIs(countMet), Share: countScheduled,
 		Of: func(w *Window) (float64, bool) { return share(w.Met, w.Requests.Scheduled, w.Limits > 0) },
 	}, {
 		Name: "error_rate", Unit: "share", Better: "lower", Definition: "requests that failed ÷ requests sent; HTTP 200 with an error in the stream is a failure",
+		Part: countIs(countFailed), Share: countSent,
 		Of: func(w *Window) (float64, bool) {
 			return share(w.Requests.Failed, w.Requests.Sent, w.Requests.Unknown < w.Requests.Sent)
 		},
 	}, {
 		Name: "abort_rate", Unit: "share", Definition: "requests that the client gave up ÷ requests sent",
+		Part: countIs(countAborted), Share: countSent,
 		Of: func(w *Window) (float64, bool) {
 			return share(w.Requests.Aborted, w.Requests.Sent, w.Requests.Unknown < w.Requests.Sent)
 		},
 	}, {
 		Name: "drop_rate", Unit: "share", Better: "lower", Definition: "scheduled requests that the client did not send ÷ requests scheduled",
+		Part: countIs(countDropped), Share: countScheduled,
 		Of: func(w *Window) (float64, bool) { return share(w.Requests.Dropped, w.Requests.Scheduled, true) },
 	}, {
 		Name: "kv_usage_mean", Unit: "share", Definition: "pages in use ÷ pages of the cache by the server's gauge, time-weighted mean of the fullest engine",

@@ -18,7 +18,9 @@ type Limit struct {
 // Options say what a summary is over. The zero value is everything, without an SLO.
 type Options struct {
 	SLO          []Limit
-	ExactSamples int // samples of a metric that are kept for exact quantiles before a sketch takes over; 0 means stats.DefaultExact
+	From, To     time.Duration // arrivals in [From, To) after the first measured one; a To of 0 is the end
+	By           string        // one of Breakdowns: figures for each value of a column beside those of the whole
+	ExactSamples int           // samples of a metric that are kept for exact quantiles before a sketch takes over; 0 means stats.DefaultExact
 }
 
 // Validate reports every option that cannot be used.
@@ -33,6 +35,14 @@ func (o Options) Validate() error {
 			all = append(all, fmt.Errorf("slo: %s has many samples a request; a limit needs one", l.Metric))
 		case l.Max <= 0:
 			all = append(all, fmt.Errorf("slo: %s must be above 0", l.Metric))
+		}
+	}
+	if o.From < 0 || o.To < 0 || o.To > 0 && o.To <= o.From {
+		all = append(all, fmt.Errorf("from %v to %v: that is no stretch of time", o.From, o.To))
+	}
+	if o.By != "" {
+		if _, err := findBreakdown(o.By); err != nil {
+			all = append(all, err)
 		}
 	}
 	return errors.Join(all...)

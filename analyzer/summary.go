@@ -1,8 +1,10 @@
 package analyzer
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 
 	"github.com/shadowtape/shadowtape/formats"
@@ -30,6 +32,9 @@ type Figures struct {
 	Source    string            `json:"source,omitempty"`      // measured, or where the token counts came from
 	Error     float64           `json:"error_bound,omitempty"` // largest relative error of a percentile; 0 is exact
 	Withheld  map[string]string `json:"withheld,omitempty"`    // percentile → why it is null
+
+	EffectiveN float64               `json:"effective_n"` // independent samples that n is worth
+	Intervals  map[string][2]float64 `json:"intervals"`   // within this run: of the mean by resampling blocks of time, of percentiles by order statistics
 }
 
 // Value is one aggregate's number.
@@ -37,6 +42,8 @@ type Value struct {
 	Unit   string `json:"unit"`
 	Better string `json:"better"`
 	Value  Null   `json:"value"`
+
+	Interval *[2]float64 `json:"interval"` // within this run; null where there is none
 }
 
 // Summary is everything that analyze says about one run.
@@ -53,14 +60,11 @@ type Summary struct {
 	Errors     map[string]int64   `json:"errors"`
 	Dropped    map[string]int64   `json:"dropped"`
 	Warnings   []string           `json:"warnings"`
+	Confidence float64            `json:"interval_confidence"`
+	By         string             `json:"by,omitempty"`
+	Groups     []Group            `json:"groups,omitempty"` // the most frequent first
 
 	Window Window `json:"-"`
-}
-
-// Document is analyze's JSON.
-type Document struct {
-	Schema int       `json:"schema"`
-	Runs   []Summary `json:"runs"`
 }
 
 // Summarize reads a run once. Its memory does not grow with the run: beyond o.ExactSamples samples of a metric a sketch takes over, and
@@ -69,36 +73,144 @@ func Summarize(r *Run, o Options) (Summary, error) {
 	if err := o.Validate(); err != nil {
 		return Summary{}, err
 	}
-	t := newTally(o)
-	columns := append(append([]formats.Column(nil), metricColumns...), gapColumns...)
-	for x, err := range r.exchanges(columns...) {
-		if err != nil {
-			return Summary{}, r.readError(err)
-		}
-		t.add(x)
+	t, groups, err := read(r, o)
+	if err != nil {
+		return Summary{}, err
 	}
 	w := &t.window
 	w.Seconds = float64(w.ToUnixNS-w.FromUnixNS) / 1e9
-	var err error
 	if w.Server, err = readServer(r, w.FromUnixNS, w.ToUnixNS); err != nil {
 		return Summary{}, err
 	}
 	s := Summary{
-		Label: r.Label, Kind: r.Kind, WindowS: w.Seconds, Warmup: t.warmup, Requests: w.Requests, Metrics: map[string]Figures{},
-		Aggregates: map[string]Value{}, Errors: t.errors, Dropped: t.dropped, Warnings: []string{}, Window: *w,
+		Label: r.Label, Kind: r.Kind, WindowS: w.Seconds, Warmup: t.warmup, Requests: w.Requests, Confidence: intervalConfidence,
+		Errors: t.errors, Dropped: t.dropped, Warnings: []string{}, By: o.By, Window: *w,
 	}
+	s.Metrics, s.Aggregates = t.tables()
+	for _, value := range sortedKeys(groups) {
+		g := groups[value]
+		g.window.FromUnixNS, g.window.ToUnixNS, g.window.Seconds = w.FromUnixNS, w.ToUnixNS, w.Seconds
+		if g.window.Requests.Scheduled == 0 {
+			continue
+		}
+		group := Group{Value: value, Requests: g.window.Requests, Errors: g.errors}
+		group.Metrics, group.Aggregates = g.tables()
+		s.Groups = append(s.Groups, group)
+	}
+	slices.SortStableFunc(s.Groups, func(a, b Group) int { return cmp.Compare(b.Requests.Scheduled, a.Requests.Scheduled) })
+	s.judge(r, o)
+	return s, nil
+}
+
+// read makes the tally of a run, and of each value of the column it is split by.
+func read(r *Run, o Options) (*tally, map[string]*tally, error) {
+	columns := append(slices.Clone(metricColumns), gapColumns...)
+	n := workers()
+	from, to := int64(math.MinInt64), int64(math.MaxInt64)
+	if o.From > 0 || o.To > 0 {
+		first, err := firstArrival(r)
+		if err != nil {
+			return nil, nil, err
+		}
+		if first == math.MaxInt64 { // nothing was measured
+			first = 0
+		}
+		from = first + int64(o.From)
+		if o.To > 0 {
+			to = first + int64(o.To)
+		}
+	}
+	var by breakdown
+	var keep map[string]bool
+	if o.By != "" {
+		var err error
+		if by, err = findBreakdown(o.By); err != nil {
+			return nil, nil, err
+		}
+		if keep, err = frequent(r, by, []formats.Column{by.column}); err != nil {
+			return nil, nil, err
+		}
+		if !slices.Contains(columns, by.column) {
+			columns = append(columns, by.column)
+		}
+	}
+	whole, groups := make([]*tally, n), make([]map[string]*tally, n)
+	err := r.each(columns, n, func(w int) func(*formats.Exchange) {
+		t, g := newTally(o), map[string]*tally{}
+		whole[w], groups[w] = t, g
+		return func(x *formats.Exchange) {
+			if x.ArrivalUnixNS < from || x.ArrivalUnixNS >= to {
+				return
+			}
+			t.add(x)
+			if keep == nil {
+				return
+			}
+			value := by.value(x)
+			if !keep[value] {
+				value = otherGroups
+			}
+			part := g[value]
+			if part == nil {
+				part = newTally(Options{SLO: o.SLO, ExactSamples: groupSamples})
+				g[value] = part
+			}
+			part.add(x)
+		}
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	for w := 1; w < n && whole[w] != nil; w++ {
+		whole[0].merge(whole[w])
+		for value, g := range groups[w] {
+			if groups[0][value] == nil {
+				groups[0][value] = g
+			} else {
+				groups[0][value].merge(g)
+			}
+		}
+	}
+	if whole[0] == nil { // no row group at all
+		whole[0] = newTally(o)
+	}
+	return whole[0], groups[0], nil
+}
+
+// groupSamples is how many samples of a metric each value of a column keeps exactly.
+const groupSamples = 1 << 14
+
+// firstArrival finds the first measured arrival.
+func firstArrival(r *Run) (int64, error) {
+	first := slices.Repeat([]int64{math.MaxInt64}, workers())
+	err := r.each([]formats.Column{formats.ColArrival, formats.ColPhase}, len(first), func(w int) func(*formats.Exchange) {
+		return func(x *formats.Exchange) {
+			if x.Phase != formats.PhaseWarmup {
+				first[w] = min(first[w], x.ArrivalUnixNS)
+			}
+		}
+	})
+	return slices.Min(first), err
+}
+
+// tables computes every figure.
+func (t *tally) tables() (map[string]Figures, map[string]Value) {
+	figures, values := map[string]Figures{}, map[string]Value{}
+	v := t.intervals()
 	for i := range metrics {
-		s.Metrics[metrics[i].Name] = t.figures(i)
+		figures[metrics[i].Name] = t.figures(i, v)
 	}
 	for _, a := range aggregates {
-		v := Value{Unit: a.Unit, Better: a.Better}
-		if x, ok := a.Of(w); ok {
-			v.Value = known(x)
+		out := Value{Unit: a.Unit, Better: a.Better}
+		if x, ok := a.Of(&t.window); ok {
+			out.Value = known(x)
+			if a.Part != nil {
+				out.Interval = v.ratio(a.Part, a.whole(t, v))
+			}
 		}
-		s.Aggregates[a.Name] = v
+		values[a.Name] = out
 	}
-	s.judge(r)
-	return s, nil
+	return figures, values
 }
 
 // known is a figure unless it is NaN or infinite.
@@ -118,11 +230,11 @@ var percentiles = []struct {
 	{"p50", 0.5, 0}, {"p90", 0.9, stats.Floor(0.9)}, {"p95", 0.95, stats.Floor(0.95)}, {"p99", 0.99, stats.Floor(0.99)}, {"p99_9", 0.999, stats.Floor(0.999)},
 }
 
-func (t *tally) figures(i int) Figures {
+func (t *tally) figures(i int, v intervals) Figures {
 	m, s := &metrics[i], &t.samples[i]
 	f := Figures{
 		Unit: m.Unit, Better: m.Better, N: s.N(), Mean: known(s.Mean()), Max: known(s.Max()), Undefined: t.undefined[i], Omitted: t.omitted[i],
-		Source: t.source(i), Error: s.Error(),
+		Source: t.source(i), Error: s.Error(), Intervals: map[string][2]float64{},
 	}
 	if f.N > 1 {
 		f.Std = known(s.Std())
@@ -130,6 +242,10 @@ func (t *tally) figures(i int) Figures {
 	if f.N == 0 {
 		f.Source = ""
 		return f
+	}
+	f.EffectiveN = v.effective(i, s.Mean(), s.Std())
+	if mean := v.ratio(func(b *bin) float64 { return b.sum[i] }, func(b *bin) float64 { return b.n[i] }); mean != nil {
+		f.Intervals["mean"] = *mean
 	}
 	at := []*Null{&f.P50, &f.P90, &f.P95, &f.P99, &f.P999}
 	for k, p := range percentiles {
@@ -141,12 +257,27 @@ func (t *tally) figures(i int) Figures {
 			continue
 		}
 		*at[k] = known(s.Quantile(p.p))
+		if lo, hi, ok := orderInterval(s, p.p, f.EffectiveN); ok {
+			f.Intervals[p.name] = [2]float64{lo, hi}
+		}
 	}
 	return f
 }
 
+// orderInterval encloses a percentile between two samples. Neighbors in time resemble each other, so the ranks are those of as many
+// independent samples as the sample is worth, spread over all of it.
+func orderInterval(s *stats.Sample, p, effective float64) (lo, hi float64, ok bool) {
+	n := int(effective)
+	l, u, ok := stats.OrderInterval(n, p, intervalConfidence)
+	if !ok {
+		return 0, 0, false
+	}
+	scale := float64(s.N()-1) / float64(n-1)
+	return s.AtRank(uint64(float64(l) * scale)), s.AtRank(uint64(math.Ceil(float64(u) * scale))), true
+}
+
 // judge decides validity and collects warnings: what the run says of itself, and what its rows say against it.
-func (s *Summary) judge(r *Run) {
+func (s *Summary) judge(r *Run, o Options) {
 	if m := r.Manifest; m != nil {
 		s.Warnings = append(s.Warnings, m.Warnings...)
 		if !m.Valid {
@@ -162,7 +293,7 @@ func (s *Summary) judge(r *Run) {
 			Scheduled: s.Requests.Scheduled, Sent: s.Requests.Sent, Completed: s.Requests.Completed, Failed: s.Requests.Failed,
 			Aborted: s.Requests.Aborted, RunEnd: s.Requests.RunEnd, Dropped: s.Requests.Dropped,
 		}
-		if have != m.Requests {
+		if whole := o.From == 0 && o.To == 0; whole && have != m.Requests {
 			s.Invalid = append(s.Invalid, fmt.Sprintf("run.json counts %d sent, %d completed, %d dropped; the rows hold %d, %d, %d",
 				m.Requests.Sent, m.Requests.Completed, m.Requests.Dropped, have.Sent, have.Completed, have.Dropped))
 		}

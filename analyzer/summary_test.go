@@ -312,7 +312,7 @@ func TestTalliesMerge(t *testing.T) {
 		t.Errorf("window %+v, merged %+v", whole.window, merged.window)
 	}
 	for i := range metrics {
-		a, b := whole.figures(i), merged.figures(i)
+		a, b := whole.figures(i, whole.intervals()), merged.figures(i, merged.intervals())
 		if a.N != b.N || a.P50 != b.P50 || a.P90 != b.P90 || a.Max != b.Max || a.Undefined != b.Undefined || a.Omitted != b.Omitted || math.Abs(a.Mean.V-b.Mean.V) > 1e-9 {
 			t.Errorf("%s: %+v, merged %+v", metrics[i].Name, a, b)
 		}

@@ -21,6 +21,9 @@ type tally struct {
 	warmup    int64
 	rows      int64
 	any       bool
+	time      timeline
+	yields    []func(value, weight float64)
+	bin       *bin // of the row being added
 }
 
 func newTally(o Options) *tally {
@@ -32,6 +35,15 @@ func newTally(o Options) *tally {
 		t.samples[i].Limit = o.ExactSamples
 	}
 	t.window.Limits = len(o.SLO)
+	t.time.metrics = len(metrics)
+	t.yields = make([]func(value, weight float64), len(metrics))
+	for i := range metrics {
+		t.yields[i] = func(v, weight float64) {
+			t.samples[i].Add(v, uint32(weight))
+			t.bin.sum[i] += v * weight
+			t.bin.n[i] += weight
+		}
+	}
 	return t
 }
 
@@ -50,11 +62,20 @@ func (t *tally) add(x *formats.Exchange) {
 	w.FromUnixNS, w.ToUnixNS = min(w.FromUnixNS, x.ArrivalUnixNS), max(w.ToUnixNS, end)
 	o := outcomeOf(x)
 	w.Requests.add(o)
+	t.bin = t.time.at(x.ArrivalUnixNS)
+	counts := &t.bin.counts
+	counts[countScheduled]++
 	if o == outcomeDropped {
+		counts[countDropped]++
 		t.dropped[orUnknown(x.ErrorKind)]++
 		return
 	}
-	if o == outcomeFailed {
+	counts[countSent]++
+	switch o {
+	case outcomeAborted:
+		counts[countAborted]++
+	case outcomeFailed:
+		counts[countFailed]++
 		kind := x.ErrorKind
 		if kind == "" {
 			kind = string(x.EndReason)
@@ -64,13 +85,16 @@ func (t *tally) add(x *formats.Exchange) {
 	if x.InputTokens.Valid {
 		w.InputTokens += x.InputTokens.V
 		w.InputKnown++
+		counts[countInput] += float64(x.InputTokens.V)
 	}
 	if x.OutputTokens.Valid {
 		w.OutputTokens += x.OutputTokens.V
 		w.OutputKnown++
+		counts[countOutput] += float64(x.OutputTokens.V)
 	}
 	if len(t.limits) > 0 && o == outcomeCompleted && meets(x, t.limits) {
 		w.Met++
+		counts[countMet]++
 	}
 	for i := range metrics {
 		t.sample(i, x)
@@ -81,7 +105,7 @@ func (t *tally) sample(i int, x *formats.Exchange) {
 	m := &metrics[i]
 	s := &t.samples[i]
 	before := s.N()
-	m.Samples(x, func(v, weight float64) { s.Add(v, uint32(weight)) })
+	m.Samples(x, t.yields[i])
 	if s.N() == before {
 		t.undefined[i]++
 	} else if m.Tokens {
@@ -95,7 +119,7 @@ func (t *tally) sample(i int, x *formats.Exchange) {
 	}
 }
 
-// merge adds what o has seen.
+// merge adds what o has seen; o is spent.
 func (t *tally) merge(o *tally) {
 	t.rows += o.rows
 	t.warmup += o.warmup
@@ -116,6 +140,7 @@ func (t *tally) merge(o *tally) {
 	for k, n := range o.dropped {
 		t.dropped[k] += n
 	}
+	t.time.merge(&o.time)
 	if !o.any {
 		return
 	}

@@ -38,7 +38,10 @@ func (s Summary) Text(w io.Writer) error {
 		v := func(name string) Null { return s.Aggregates[name].Value }
 		line("pages    mean %s, p95 %s, peak %s · prefix hits %s · preempted %s", percent(v("kv_usage_mean")), percent(v("kv_usage_p95")), percent(v("kv_usage_peak")), percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
 	}
-	s.table(line)
+	if s.By == "" {
+		s.table(line)
+	}
+	s.byTable(line)
 	listed(line, "warning: ", s.Warnings)
 	return b.Flush()
 }
@@ -147,8 +150,8 @@ func number(v float64) string {
 
 // count is a whole number with thousands separated, shortened beyond a million.
 func count(n int64) string {
-	if n >= 1e7 {
-		return strconv.FormatFloat(float64(n)/1e6, 'f', 1, 64) + "M"
+	if n >= 1e6 {
+		return strconv.FormatFloat(float64(n)/1e6, 'f', 2, 64) + "M"
 	}
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {

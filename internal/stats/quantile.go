@@ -89,3 +89,6 @@ func searchBinomial(n int, p float64, ok func(float64) bool) int {
 
 // normalCDF is the standard normal distribution function.
 func normalCDF(z float64) float64 { return math.Erfc(-z/math.Sqrt2) / 2 }
+
+// NormalQuantile is the quantile of the standard normal distribution, 0 < p < 1.
+func NormalQuantile(p float64) float64 { return math.Sqrt2 * math.Erfinv(2*p-1) }

@@ -228,3 +228,9 @@ func TestBlockBootstrapIsSeededAndCovers(t *testing.T) {
 		t.Errorf("interval %v %v, want about 2.9 and 6.1", lo, hi)
 	}
 }
+
+func TestNormalQuantile(t *testing.T) {
+	if got := NormalQuantile(0.975); math.Abs(got-1.959964) > 1e-6 {
+		t.Errorf("z(0.975) = %v", got)
+	}
+}

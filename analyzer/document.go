@@ -1,0 +1,106 @@
+package analyzer
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+)
+
+// Document is analyze's JSON.
+type Document struct {
+	Schema   int       `json:"schema"`
+	Runs     []Summary `json:"runs"`
+	Capacity *Capacity `json:"capacity,omitempty"` // where runs of several rates were compared with an SLO
+}
+
+// Capacity is what load a service carries within its SLO, from runs of several request rates.
+type Capacity struct {
+	Attain      float64 `json:"attain"`        // share of requests that must meet the limits
+	RequestRate Null    `json:"request_rate"`  // the highest rate at which they did, as they did at every lower one
+	OutputRate  Null    `json:"output_rate"`   // tokens per second at that rate
+	Label       string  `json:"label"`         // of that run
+	NextRate    Null    `json:"next_rate"`     // the lowest rate at which they did not: the true limit lies between
+	NextLabel   string  `json:"next_label"`    // of that run
+	Runs        int     `json:"runs"`          // valid ones that were compared
+	Invalid     int     `json:"runs_left_out"` // invalid ones
+}
+
+// CapacityOf finds the highest request rate within the SLO among runs that were summarized with one. A rate only counts where every
+// lower one met the limits too, so one lucky run cannot raise it.
+func CapacityOf(runs []Summary, attain float64) *Capacity {
+	c := &Capacity{Attain: attain}
+	var valid []Summary
+	for _, s := range runs {
+		if s.Valid && s.Aggregates["request_rate"].Value.Valid && s.Aggregates["slo_attainment"].Value.Valid {
+			valid = append(valid, s)
+		}
+	}
+	c.Runs, c.Invalid = len(valid), len(runs)-len(valid)
+	rate := func(s Summary) float64 { return s.Aggregates["request_rate"].Value.V }
+	slices.SortStableFunc(valid, func(a, b Summary) int { return cmp.Compare(rate(a), rate(b)) })
+	for _, s := range valid {
+		if s.Aggregates["slo_attainment"].Value.V < attain {
+			c.NextRate, c.NextLabel = known(rate(s)), s.Label
+			break
+		}
+		c.RequestRate, c.OutputRate, c.Label = known(rate(s)), s.Aggregates["output_rate"].Value, s.Label
+	}
+	return c
+}
+
+// Text writes the runs' summaries for a terminal and what follows from them together.
+func (d Document) Text(w io.Writer) error {
+	for i, s := range d.Runs {
+		if i > 0 {
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+		}
+		if err := s.Text(w); err != nil {
+			return err
+		}
+	}
+	if c := d.Capacity; c != nil {
+		return c.text(w)
+	}
+	return nil
+}
+
+func (c *Capacity) text(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	line := func(format string, args ...any) { fmt.Fprintln(b, clip(fmt.Sprintf(format, args...), textWidth)) }
+	line("")
+	switch {
+	case c.Runs == 0:
+		line("capacity unknown: no valid run")
+	case !c.RequestRate.Valid:
+		line("capacity below %s requests/s: the limits are missed at the lowest rate", cell(c.NextRate))
+	case !c.NextRate.Valid:
+		line("capacity at least %s requests/s (%s tokens/s): no rate missed the limits", cell(c.RequestRate), cell(c.OutputRate))
+	default:
+		line("capacity %s requests/s (%s tokens/s, %s); missed at %s", cell(c.RequestRate), cell(c.OutputRate), c.Label, cell(c.NextRate))
+	}
+	return b.Flush()
+}
+
+// byTable writes a line for each value of the column that the summary is split by.
+func (s Summary) byTable(line func(string, ...any)) {
+	if s.By == "" {
+		return
+	}
+	line("%-20s%8s%8s%9s%9s%9s%9s%8s", s.By, "sent", "failed", "ttft p50", "p99", "tpot p50", "e2el p50", "out/s")
+	for i, g := range s.Groups {
+		if i == 5 && len(s.Groups) > 6 {
+			line("and %d more in --json", len(s.Groups)-i)
+			return
+		}
+		name := g.Value
+		if name == "" {
+			name = "(unknown)"
+		}
+		line("%-20s%8s%8s%9s%9s%9s%9s%8s", clip(name, 19), count(g.Requests.Sent), count(g.Requests.Failed), cell(g.Metrics["ttft"].P50), cell(g.Metrics["ttft"].P99),
+			cell(g.Metrics["tpot"].P50), cell(g.Metrics["e2el"].P50), cell(g.Aggregates["output_rate"].Value))
+	}
+}
