@@ -234,6 +234,9 @@ func (c *container) config() (*containertypes.Config, *containertypes.HostConfig
 		host.Ulimits = append(host.Ulimits, &containertypes.Ulimit{Name: name, Soft: soft, Hard: hard})
 	}
 	if r, ok := c.devices(); ok {
+		if c.podman && !c.podmanAttaches() {
+			return nil, nil, hinted(fmt.Errorf("%s does not attach GPUs through its Docker-compatible API: the container would start without", c.engine), "use Podman 5.4 or later, or Docker")
+		}
 		host.DeviceRequests = []containertypes.DeviceRequest{r}
 	}
 	return config, host, nil
@@ -274,6 +277,14 @@ func (c *container) devices() (containertypes.DeviceRequest, bool) {
 		}
 	}
 	return r, true
+}
+
+// podmanAttaches reports whether this Podman honours CDI device requests in its Docker-compatible API: from 5.4 on; before it ignores
+// them without a word (podman issue 22645, pull request 25171).
+func (c *container) podmanAttaches() bool {
+	var major, minor int
+	n, err := fmt.Sscanf(c.engine, "Podman %d.%d", &major, &minor)
+	return err == nil && n == 2 && (major > 5 || major == 5 && minor >= 4)
 }
 
 // createError adds advice to what engines answer.
