@@ -154,7 +154,7 @@ type intervals struct {
 
 const (
 	intervalConfidence = 0.95
-	intervalBlocks     = 40 // to begin with
+	intervalBlocks     = 20 // to begin with
 	fewestBlocks       = 10
 )
 
