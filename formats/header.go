@@ -1,5 +1,7 @@
 package formats
 
+import "maps"
+
 // FormatVersion is the version of traces and runs that this build writes, and the latest that it reads.
 const FormatVersion = 1
 
@@ -40,6 +42,22 @@ type Counters struct {
 	Written  int64            `json:"written"`
 	Reasons  map[string]int64 `json:"reasons,omitempty"`
 	Notes    map[string]int64 `json:"notes,omitempty"`
+}
+
+// plus adds two accounts up; neither is changed.
+func (c Counters) plus(d Counters) Counters {
+	sum := func(a, b map[string]int64) map[string]int64 {
+		if len(b) == 0 {
+			return a
+		}
+		m := maps.Clone(b)
+		for k, n := range a {
+			m[k] += n
+		}
+		return m
+	}
+	return Counters{Seen: c.Seen + d.Seen, Filtered: c.Filtered + d.Filtered, Dropped: c.Dropped + d.Dropped, Written: c.Written + d.Written,
+		Reasons: sum(c.Reasons, d.Reasons), Notes: sum(c.Notes, d.Notes)}
 }
 
 // Manifest is run.json: how a run was made and whether it can be trusted.

@@ -16,7 +16,8 @@ const (
 	seriesRows = 1 << 16 // rows of a row group of a series file
 )
 
-// RunWriter writes a run directory. Its methods are safe for concurrent use; a call may wait while a segment is synced to disk.
+// RunWriter writes a run directory. Its methods are safe for concurrent use; a call may wait while a segment is synced to disk. A journal
+// keeps the exchanges where the process is killed; Repair brings them back.
 type RunWriter struct {
 	mu        sync.Mutex
 	where     string
@@ -46,9 +47,9 @@ func CreateRun(where string, m Manifest) (*RunWriter, error) {
 		server: &series[ServerSample]{store: store, name: serverFile, version: m.ToolVersion},
 		client: &series[ClientSample]{store: store, name: clientFile, version: m.ToolVersion},
 		gpu:    &series[gpuRow]{store: store, name: gpuFile, version: m.ToolVersion}}
-	w.exchanges = newWriter(where, store, Header{ToolVersion: m.ToolVersion, SourceKind: kind, Source: m.TracePath}, SegmentOptions{})
-	if _, err := w.exchanges.begin(); err != nil {
-		return nil, err
+	w.exchanges = newWriter(where, store, Header{ToolVersion: m.ToolVersion, SourceKind: kind, Source: m.TracePath}, SegmentOptions{Journal: true})
+	if err := w.exchanges.begin(); err != nil {
+		return nil, fmt.Errorf("create run %s: %w", where, err)
 	}
 	return w, nil
 }

@@ -73,6 +73,9 @@ func open(where string) (*Trace, error) {
 				t.segments = append(t.segments, e.Name)
 			}
 		}
+		if len(t.segments) == 0 && len(es) > 0 {
+			return nil, errors.New("it was left unfinished, or is being written: shadowtape repair brings back what was left")
+		}
 		if len(t.segments) == 0 {
 			return nil, fmt.Errorf("no segments (%s*%s) in this directory", segmentPrefix, segmentSuffix)
 		}

@@ -4,10 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 )
 
 const (
@@ -15,23 +19,34 @@ const (
 	runFile   = "run.json"
 )
 
-// SegmentOptions say when a trace's writer starts a new segment file. The zero value means the defaults.
+// SegmentOptions say when a trace's writer starts a new segment file, and what protects the open one. The zero value means the defaults.
+// All but the first two need a directory.
 type SegmentOptions struct {
-	MaxRows  int64 // default 1,000,000
-	MaxBytes int64 // uncompressed; default 256 MiB
+	MaxRows  int64         // default 1,000,000
+	MaxBytes int64         // uncompressed; default 256 MiB
+	MaxAge   time.Duration // of a segment that has rows, looked at by Write and Rotate; 0: no limit
+	Journal  bool          // rows survive the death of the process (not of the machine), and a full disk; see Begin
+	Append   bool          // go on where a trace already is: what its last writer left open is repaired first
+	Quota    int64         // bytes that the segments may take; beyond, the oldest that Pin does not hold are deleted. 0: no limit
 }
 
 // Validate refuses negative limits.
 func (o SegmentOptions) Validate() error {
 	var errs []error
-	if o.MaxRows < 0 {
-		errs = append(errs, fmt.Errorf("segment rows %d: below 0", o.MaxRows))
-	}
-	if o.MaxBytes < 0 {
-		errs = append(errs, fmt.Errorf("segment bytes %d: below 0", o.MaxBytes))
+	for _, l := range []struct {
+		name string
+		n    int64
+	}{{"rows", o.MaxRows}, {"bytes", o.MaxBytes}, {"age", int64(o.MaxAge)}, {"quota", o.Quota}} {
+		if l.n < 0 {
+			errs = append(errs, fmt.Errorf("segment %s %d: below 0", l.name, l.n))
+		}
 	}
 	return errors.Join(errs...)
 }
+
+// ErrFull is the error of a row that was left out because the disk is full. The writer goes on: the caller counts the row as dropped.
+// Only a writer with a journal knows it; for others a full disk is the end.
+var ErrFull = errors.New("the disk is full")
 
 // Writer writes a trace. Not safe for concurrent use.
 type Writer struct {
@@ -40,12 +55,22 @@ type Writer struct {
 	store   Store
 	single  string // the only segment's name; "" where segments rotate
 	where   string
+	lock    io.Closer
 	open    *segment
 	object  Object
+	name    string // of the open segment
+	opened  time.Time
 	segment int   // number of the open or last segment
-	rows    int64 // in all segments
+	rows    int64 // in all segments of this writer
 	lastID  int64
 	span    span // of the open segment
+	all     span // of the segments before
+	base    Counters
+	expired int64 // rows that the quota deleted
+	journal *journal
+	flying  map[int64][]byte // journal bodies of the exchanges in flight
+	stalled bool             // the open segment was lost to a full disk; its rows are in the journal
+	tried   time.Time
 	err     error
 }
 
@@ -64,28 +89,40 @@ func (s *span) add(from, to int64) {
 }
 
 // Create starts a trace: a single file where the name ends in ".parquet", else a directory of rotating segments. It refuses to
-// overwrite what exists (errors.Is(err, fs.ErrExist)); an empty directory is not in the way. The format version in h is set here, its
-// start and end are kept from the rows.
+// overwrite what exists (errors.Is(err, fs.ErrExist)); an empty directory is not in the way, nor is a trace where o.Append is set. The
+// format version in h is set here, its start and end are kept from the rows.
 func Create(where string, h Header, o SegmentOptions) (*Writer, error) {
+	w, err := create(where, h, o)
+	if err != nil {
+		return nil, fmt.Errorf("create trace %s: %w", where, bare(err))
+	}
+	return w, nil
+}
+
+func create(where string, h Header, o SegmentOptions) (*Writer, error) {
 	if err := o.Validate(); err != nil {
-		return nil, fmt.Errorf("create trace %s: %w", where, err)
+		return nil, err
 	}
 	if strings.HasSuffix(where, segmentSuffix) {
+		if o.MaxAge != 0 || o.Journal || o.Append || o.Quota != 0 {
+			return nil, errors.New("age, journal, append and quota need a directory, not one file")
+		}
 		if _, err := os.Lstat(where); err == nil {
-			return nil, fmt.Errorf("create trace %s: %w", where, fs.ErrExist)
+			return nil, fs.ErrExist
 		}
 		w := newWriter(where, directory(filepath.Dir(where)), h, o)
 		w.single = filepath.Base(where)
-		return w.begin()
+		return w, w.next()
 	}
-	if err := emptyDirectory(where); err != nil {
-		return nil, fmt.Errorf("create trace %s: %w", where, err)
+	err := emptyDirectory(where)
+	if errors.Is(err, fs.ErrExist) && o.Append {
+		return resume(where, h, o)
+	}
+	if err != nil {
+		return nil, err
 	}
 	w := newWriter(where, directory(where), h, o)
-	if err := w.putHeader(); err != nil {
-		return nil, fmt.Errorf("create trace %s: %w", where, err)
-	}
-	return w.begin()
+	return w, w.begin()
 }
 
 // emptyDirectory makes a directory, or accepts an empty one.
@@ -112,50 +149,126 @@ func newWriter(where string, s Store, h Header, o SegmentOptions) *Writer {
 	if o.MaxBytes == 0 {
 		o.MaxBytes = 256 << 20
 	}
-	return &Writer{h: h, o: o, store: s, where: where}
+	return &Writer{h: h, o: o, store: s, where: where, flying: map[int64][]byte{}}
 }
 
-// begin opens the first segment, so that a place that cannot be written is known before the first exchange.
-func (w *Writer) begin() (*Writer, error) {
-	if err := w.next(); err != nil {
-		return nil, fmt.Errorf("create trace %s: %w", w.where, err)
+// begin locks the directory, writes the header and opens the first segment, so that a place that cannot be written is known before the
+// first exchange.
+func (w *Writer) begin() (err error) {
+	if w.lock == nil {
+		if w.lock, err = lockDirectory(w.where); err != nil {
+			return err
+		}
 	}
-	return w, nil
+	if err = w.putHeader(); err == nil {
+		err = w.next()
+	}
+	if err != nil {
+		return errors.Join(err, w.lock.Close())
+	}
+	return nil
 }
 
+// next opens the next segment, its journal first.
 func (w *Writer) next() error {
-	w.segment++
 	name := w.single
 	if name == "" {
-		name = fmt.Sprintf("%s%05d%s", segmentPrefix, w.segment, segmentSuffix)
+		name = fmt.Sprintf("%s%05d%s", segmentPrefix, w.segment+1, segmentSuffix)
+	}
+	var j *journal
+	if w.o.Journal {
+		var err error
+		if j, err = newJournal(filepath.Join(w.where, journalOf(name)), w.header()); err != nil {
+			return err
+		}
+		for _, id := range slices.Sorted(maps.Keys(w.flying)) {
+			if err := j.raw(w.flying[id]); err != nil {
+				return errors.Join(err, j.f.Close(), w.store.Remove(journalOf(name)))
+			}
+		}
 	}
 	o, err := w.store.Create(name)
 	if err != nil {
+		if j != nil {
+			err = errors.Join(err, j.f.Close(), w.store.Remove(journalOf(name)))
+		}
 		return err
 	}
-	w.object, w.open, w.span = o, newSegment(o, w.h.ToolVersion), span{}
+	w.segment++
+	w.name, w.object, w.open, w.span, w.journal, w.opened = name, o, newSegment(o, w.h.ToolVersion), span{}, j, time.Now()
 	return nil
 }
 
 // Header returns the header that will stand in the open segment and in trace.json; the caller keeps its counters current until Close.
-// Counters that the caller never sets count the rows written.
+// Counters that the caller never sets count the rows written. A writer that goes on with a trace adds the counters that it found.
 func (w *Writer) Header() *Header { return &w.h }
 
-// Write appends one exchange; it does not keep x. An ExchangeID of 0 is replaced by the next number, in x too. After an error the
-// writer accepts nothing more, and Close keeps the segments that were committed.
-func (w *Writer) Write(x *Exchange) error {
-	if w.err != nil {
+// Begin says that an exchange is in flight. It gives x its ExchangeID, where it has none, and keeps x in the journal: if the process dies
+// before the exchange is written, it becomes a row that ended as capture_cut. Without a journal only the number is given.
+func (w *Writer) Begin(x *Exchange) error {
+	w.number(x)
+	if !w.o.Journal || w.stalled || w.err != nil {
 		return w.err
 	}
+	if w.open == nil {
+		if err := w.next(); err != nil {
+			return w.fail(err)
+		}
+	}
+	body, err := w.journal.row('b', x)
+	if err != nil {
+		return w.fail(err)
+	}
+	w.flying[x.ExchangeID] = append([]byte(nil), body...)
+	return nil
+}
+
+// Forget says that an exchange that began will not be written.
+func (w *Writer) Forget(id int64) error {
+	if _, ok := w.flying[id]; !ok || w.err != nil {
+		return w.err
+	}
+	delete(w.flying, id)
+	if w.journal == nil || w.stalled {
+		return nil
+	}
+	return w.fail(w.journal.forget(id))
+}
+
+func (w *Writer) number(x *Exchange) {
 	if x.ExchangeID == 0 {
 		x.ExchangeID = w.lastID + 1
 	}
 	w.lastID = max(w.lastID, x.ExchangeID)
-	if err := w.write(x); err != nil {
+}
+
+// Write appends one exchange; it does not keep x. An ExchangeID of 0 is replaced by the next number, in x too. With a journal a full disk
+// is ErrFull, and later rows may be taken again; after any other error the writer accepts nothing more, and Close keeps the segments that
+// were committed.
+func (w *Writer) Write(x *Exchange) error {
+	if w.err != nil {
+		return w.err
+	}
+	if w.stalled && !w.recover() {
+		return fmt.Errorf("write trace %s: %w", w.where, ErrFull)
+	}
+	w.number(x)
+	return w.fail(w.write(x))
+}
+
+// fail decides what an error means: a full disk with a journal leaves the open segment to the journal, anything else is the end.
+func (w *Writer) fail(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case w.o.Journal && diskFull(err):
+		w.stall()
+		err = ErrFull
+	default:
 		w.err = fmt.Errorf("write trace %s: %w", w.where, err)
 		return w.err
 	}
-	return nil
+	return fmt.Errorf("write trace %s: %w", w.where, err)
 }
 
 func (w *Writer) write(x *Exchange) error {
@@ -164,19 +277,55 @@ func (w *Writer) write(x *Exchange) error {
 			return err
 		}
 	}
-	if err := w.open.write(x); err != nil {
-		return err
+	if w.journal != nil {
+		if _, err := w.journal.row('r', x); err != nil {
+			return err
+		}
+		delete(w.flying, x.ExchangeID)
 	}
 	w.rows++
 	w.span.add(x.ArrivalUnixNS, x.ArrivalUnixNS+max(x.EndNS.V, 0))
-	if w.single == "" && (w.open.rows >= w.o.MaxRows || w.open.bytes >= w.o.MaxBytes) {
-		return w.commit()
+	if err := w.open.write(x); err != nil {
+		return w.kept(err)
+	}
+	if w.single == "" && (w.open.rows >= w.o.MaxRows || w.open.bytes >= w.o.MaxBytes || w.aged()) {
+		return w.kept(w.commit(true))
 	}
 	return nil
 }
 
-// commit finishes the open segment and brings trace.json up to date.
-func (w *Writer) commit() error {
+// kept turns the loss of a segment whose rows are in the journal into a stall: the row that met the full disk is not lost.
+func (w *Writer) kept(err error) error {
+	if err != nil && w.journal != nil && diskFull(err) {
+		w.stall()
+		return nil
+	}
+	return err
+}
+
+func (w *Writer) aged() bool { return w.o.MaxAge > 0 && time.Since(w.opened) >= w.o.MaxAge }
+
+// Rotate closes the open segment if it is older than MaxAge and has rows, for callers that may have nothing to write for a while. It also
+// looks whether a disk that was full has room again.
+func (w *Writer) Rotate() error {
+	if w.err != nil {
+		return w.err
+	}
+	if w.stalled && !w.recover() {
+		return nil
+	}
+	if w.single != "" || w.open == nil || w.open.rows == 0 || !w.aged() {
+		return nil
+	}
+	if err := w.kept(w.commit(true)); err != nil {
+		return w.fail(err)
+	}
+	return nil
+}
+
+// commit finishes the open segment and brings trace.json up to date. The journal goes last, and not before the exchanges in flight stand
+// in the next one.
+func (w *Writer) commit(more bool) error {
 	h := w.header()
 	h.StartUnixNS, h.EndUnixNS = w.span.from, w.span.to
 	if err := w.open.close(h); err != nil {
@@ -186,15 +335,32 @@ func (w *Writer) commit() error {
 		return err
 	}
 	if w.span.known {
-		all := span{w.rows > w.open.rows, w.h.StartUnixNS, w.h.EndUnixNS}
-		all.add(w.span.from, w.span.to)
-		w.h.StartUnixNS, w.h.EndUnixNS = all.from, all.to
+		w.all.add(w.span.from, w.span.to)
 	}
-	w.open, w.object = nil, nil
+	w.h.StartUnixNS, w.h.EndUnixNS = w.all.from, w.all.to
+	j, name := w.journal, w.name
+	w.open, w.object, w.journal = nil, nil, nil
 	if w.single != "" {
 		return nil
 	}
-	return w.putHeader()
+	if more && len(w.flying) > 0 {
+		if err := w.next(); err != nil {
+			w.journal = j // keeps them
+			return err
+		}
+	}
+	if j != nil {
+		if err := errors.Join(j.f.Close(), w.store.Remove(journalOf(name))); err != nil {
+			return err
+		}
+	}
+	if err := w.enforceQuota(); err != nil {
+		return err
+	}
+	if err := w.putHeader(); err != nil && !diskFull(err) {
+		return err
+	}
+	return nil
 }
 
 // header is the header as it is to be stored now.
@@ -202,6 +368,10 @@ func (w *Writer) header() Header {
 	h := w.h
 	if h.Counters.Seen == 0 && h.Counters.Written == 0 {
 		h.Counters.Seen, h.Counters.Written = w.rows, w.rows
+	}
+	h.Counters = h.Counters.plus(w.base)
+	if w.expired > 0 {
+		h.Counters = h.Counters.plus(Counters{Notes: map[string]int64{"expired": w.expired}})
 	}
 	return h
 }
@@ -217,8 +387,24 @@ func putJSON(s Store, name string, v any) error {
 	return put(s, name, append(b, '\n'))
 }
 
-// Close writes the open segment and the header. The trace is not complete before it returns nil.
+// Close writes the open segment and the header. The trace is not complete before it returns nil. Exchanges still in flight are rows that
+// ended as capture_cut only where the process dies; the caller writes or forgets them first.
 func (w *Writer) Close() error {
+	err := w.close()
+	if w.lock != nil {
+		err = errors.Join(err, w.lock.Close())
+		w.lock = nil
+	}
+	if err != nil && w.err == nil {
+		err = fmt.Errorf("close trace %s: %w", w.where, err)
+	}
+	if w.err == nil {
+		w.err = fmt.Errorf("write trace %s: %w", w.where, fs.ErrClosed)
+	}
+	return err
+}
+
+func (w *Writer) close() error {
 	if w.err != nil {
 		if w.object != nil {
 			w.err = errors.Join(w.err, w.object.Discard())
@@ -226,61 +412,21 @@ func (w *Writer) Close() error {
 		}
 		return w.err
 	}
-	w.err = fmt.Errorf("write trace %s: %w", w.where, fs.ErrClosed)
-	var err error
+	if w.stalled {
+		w.tried = time.Time{}
+		if !w.recover() {
+			return fmt.Errorf("%w: rows of %s are in its journal, for shadowtape repair when there is room", ErrFull, w.name)
+		}
+	}
 	switch {
 	case w.open == nil:
-		err = w.putHeader()
+		return w.putHeader()
 	case w.open.rows == 0 && w.segment > 1:
-		err = errors.Join(w.object.Discard(), w.putHeader())
-	default:
-		err = w.commit()
-	}
-	if err != nil {
-		return fmt.Errorf("close trace %s: %w", w.where, err)
-	}
-	return nil
-}
-
-// Remove deletes a trace or run, and nothing else: a file that is no trace, or a directory that holds anything that this package does
-// not write, is refused. What does not exist is no error.
-func Remove(where string) error {
-	info, err := os.Lstat(where)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if info.Mode().IsRegular() {
-		if _, err := inspectSegment(directory(filepath.Dir(where)), filepath.Base(where)); err != nil {
-			return fmt.Errorf("remove %s: %w", where, err)
+		err := w.object.Discard()
+		if w.journal != nil {
+			err = errors.Join(err, w.journal.f.Close(), w.store.Remove(journalOf(w.name)))
 		}
-		return os.Remove(where)
+		return errors.Join(err, w.putHeader())
 	}
-	es, err := os.ReadDir(where)
-	if err != nil {
-		return fmt.Errorf("remove %s: %w", where, err)
-	}
-	ours := len(es) == 0
-	for _, e := range es {
-		n := strings.TrimSuffix(e.Name(), temporary)
-		if !e.Type().IsRegular() || !ownFile(n) {
-			return fmt.Errorf("remove %s: %s in it is not part of a trace or run", where, e.Name())
-		}
-		ours = ours || n == traceFile || n == runFile || strings.HasPrefix(n, segmentPrefix)
-	}
-	if !ours {
-		return fmt.Errorf("remove %s: it is no trace and no run", where)
-	}
-	return os.RemoveAll(where)
-}
-
-// ownFile reports whether this package writes a file of that name into a trace or run.
-func ownFile(name string) bool {
-	switch name {
-	case traceFile, runFile, serverFile, clientFile, gpuFile:
-		return true
-	}
-	return strings.HasPrefix(name, segmentPrefix) && strings.HasSuffix(name, segmentSuffix)
+	return w.commit(false)
 }

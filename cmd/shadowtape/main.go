@@ -48,6 +48,7 @@ type app struct {
 // verbs are the constructors of all verbs, in the order help shows them.
 var verbs = []func(*app) *cobra.Command{
 	recordCommand,
+	repairCommand,
 	importCommand,
 	inspectCommand,
 	replayCommand,

@@ -1,0 +1,404 @@
+package formats
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	pinFile       = "pinned.json"
+	damagedSuffix = ".damaged"
+	retryEvery    = time.Second // while the disk is full
+)
+
+// RepairReport says what Repair found and did.
+type RepairReport struct {
+	Segments  int      // good ones, the rebuilt included
+	Rebuilt   []string // segments made from their journals
+	Recovered int64    // rows in them that had ended
+	CutShort  int64    // rows that were in flight, now capture_cut
+	Torn      int      // journals whose last record the death of the process had cut
+	Removed   []string // unfinished files that held nothing more
+	Damaged   []string // segments that cannot be read, renamed to NAME.damaged
+}
+
+// Repair brings a directory whose writer died back into order: segments are rebuilt from journals, unfinished files removed, unreadable
+// segments set aside, trace.json brought up to date. A trace that is in order is left as it is. It refuses a directory that is being
+// written to.
+func Repair(where string) (RepairReport, error) {
+	lock, err := lockDirectory(where)
+	if err != nil {
+		return RepairReport{}, fmt.Errorf("repair %s: %w", where, bare(err))
+	}
+	r, err := repair(where)
+	if err := errors.Join(err, lock.Close()); err != nil {
+		return r, fmt.Errorf("repair %s: %w", where, bare(err))
+	}
+	return r, nil
+}
+
+func repair(where string) (RepairReport, error) {
+	r := &repairer{dir: directory(where), good: map[string]segmentInfo{}, flying: map[int64]*Exchange{}}
+	es, err := os.ReadDir(where)
+	if err != nil {
+		return r.RepairReport, err
+	}
+	var journals, tmp []string
+	ours := false
+	for _, e := range es {
+		n := e.Name()
+		ours = ours || n == traceFile || n == runFile || strings.HasPrefix(n, segmentPrefix)
+		switch {
+		case !ownFile(strings.TrimSuffix(n, temporary)):
+		case strings.HasSuffix(n, temporary):
+			tmp = append(tmp, n)
+		case strings.HasSuffix(n, journalSuffix):
+			journals = append(journals, n)
+		case strings.HasPrefix(n, segmentPrefix) && strings.HasSuffix(n, segmentSuffix):
+			if err := r.segment(n); err != nil {
+				return r.RepairReport, err
+			}
+		}
+	}
+	if !ours {
+		return r.RepairReport, errors.New("it is no trace and no run")
+	}
+	for _, n := range tmp {
+		if err := os.Remove(filepath.Join(where, n)); err != nil {
+			return r.RepairReport, err
+		}
+		r.Removed = append(r.Removed, n)
+	}
+	for i, n := range journals {
+		if err := r.journal(n, i == len(journals)-1); err != nil {
+			return r.RepairReport, fmt.Errorf("%s: %w", n, err)
+		}
+	}
+	r.Segments = len(r.good)
+	if len(journals)+len(r.Damaged) == 0 {
+		return r.RepairReport, nil
+	}
+	return r.RepairReport, r.header()
+}
+
+// repairer is a repair under way.
+type repairer struct {
+	RepairReport
+	dir    directory
+	good   map[string]segmentInfo
+	flying map[int64]*Exchange
+	order  []int64 // of those in flight
+	last   Header  // of the last journal
+}
+
+// segment looks at a committed segment and sets it aside if it cannot be read.
+func (r *repairer) segment(name string) error {
+	info, err := inspectSegment(r.dir, name)
+	if err == nil {
+		r.good[name] = info
+		return nil
+	}
+	r.Damaged = append(r.Damaged, name)
+	return os.Rename(filepath.Join(string(r.dir), name), filepath.Join(string(r.dir), name+damagedSuffix))
+}
+
+// journal replays one journal. Where its segment was committed only what was in flight matters; those that no later journal ends become
+// rows with the last one.
+func (r *repairer) journal(name string, last bool) error {
+	b, err := get(r.dir, name)
+	if err != nil {
+		return err
+	}
+	segmentName := strings.TrimSuffix(name, journalSuffix) + segmentSuffix
+	segment, committed := r.good[segmentName]
+	var rows []*Exchange
+	h, flying, torn, err := readJournal(b, func(x *Exchange) error {
+		delete(r.flying, x.ExchangeID)
+		if !committed {
+			rows = append(rows, x)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if torn {
+		r.Torn++
+	}
+	if h.FormatVersion != 0 {
+		if r.last = h; committed {
+			r.last = segment.header // its counters are later ones
+		}
+		r.flying, r.order = map[int64]*Exchange{}, nil // a journal begins with all that is in flight
+	}
+	for _, x := range flying {
+		r.flying[x.ExchangeID] = x
+		r.order = append(r.order, x.ExchangeID)
+	}
+	if last {
+		for _, id := range r.order {
+			if x := r.flying[id]; x != nil {
+				x.EndReason = EndCaptureCut
+				rows = append(rows, x)
+				r.CutShort++
+			}
+		}
+	}
+	if committed && len(rows) > 0 {
+		segmentName = r.free()
+	}
+	if len(rows) > 0 {
+		if err := r.rebuild(segmentName, rows); err != nil {
+			return err
+		}
+	}
+	return r.dir.Remove(name)
+}
+
+// free is the name of the segment after the last.
+func (r *repairer) free() string {
+	n := 0
+	for name := range r.good {
+		var k int
+		if _, err := fmt.Sscanf(name, segmentPrefix+"%d", &k); err == nil {
+			n = max(n, k)
+		}
+	}
+	return fmt.Sprintf("%s%05d%s", segmentPrefix, n+1, segmentSuffix)
+}
+
+// rebuild writes a segment from the rows of a journal.
+func (r *repairer) rebuild(name string, rows []*Exchange) error {
+	o, err := r.dir.Create(name)
+	if err != nil {
+		return err
+	}
+	s := newSegment(o, r.last.ToolVersion)
+	var all span
+	for _, x := range rows {
+		if err := s.write(x); err != nil {
+			return errors.Join(err, o.Discard())
+		}
+		all.add(x.ArrivalUnixNS, x.ArrivalUnixNS+max(x.EndNS.V, 0))
+	}
+	h := r.last
+	h.StartUnixNS, h.EndUnixNS = all.from, all.to
+	h.Counters = h.Counters.plus(recoveredRows(rows))
+	if err := s.close(h); err != nil {
+		return errors.Join(err, o.Discard())
+	}
+	if err := r.dir.Commit(o); err != nil {
+		return err
+	}
+	r.last = h
+	r.good[name] = segmentInfo{header: h}
+	r.Rebuilt = append(r.Rebuilt, name)
+	for _, x := range rows {
+		if x.EndReason != EndCaptureCut {
+			r.Recovered++
+		}
+	}
+	return nil
+}
+
+// recoveredRows accounts for rows that came back: each was seen and written.
+func recoveredRows(rows []*Exchange) Counters {
+	n := int64(len(rows))
+	return Counters{Seen: n, Written: n, Notes: map[string]int64{"recovered": n}}
+}
+
+// header brings trace.json up to date.
+func (r *repairer) header() error {
+	h := r.last
+	if h.FormatVersion == 0 {
+		if err := readJSON(r.dir, traceFile, &h); err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return err
+		}
+	}
+	var all span
+	for _, info := range r.good {
+		if info.header.StartUnixNS != 0 || info.header.EndUnixNS != 0 {
+			all.add(info.header.StartUnixNS, info.header.EndUnixNS)
+		}
+	}
+	h.StartUnixNS, h.EndUnixNS = all.from, all.to
+	return putJSON(r.dir, traceFile, h)
+}
+
+// resume goes on with a trace: it is repaired, and the new writer continues its numbers and counters.
+func resume(where string, h Header, o SegmentOptions) (*Writer, error) {
+	lock, err := lockDirectory(where)
+	if err != nil {
+		return nil, err
+	}
+	w, err := resumeLocked(where, h, o)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	w.lock = lock
+	return w, w.begin()
+}
+
+func resumeLocked(where string, h Header, o SegmentOptions) (*Writer, error) {
+	if _, err := repair(where); err != nil {
+		return nil, err
+	}
+	w := newWriter(where, directory(where), h, o)
+	es, err := os.ReadDir(where)
+	if err != nil {
+		return nil, err
+	}
+	segments := 0
+	for _, e := range es { // damaged ones keep their numbers
+		var n int
+		if _, err := fmt.Sscanf(e.Name(), segmentPrefix+"%d", &n); err == nil {
+			w.segment = max(w.segment, n)
+		}
+		if strings.HasPrefix(e.Name(), segmentPrefix) && strings.HasSuffix(e.Name(), segmentSuffix) {
+			segments++
+		}
+	}
+	var old Header
+	if err := readJSON(w.store, traceFile, &old); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	w.base = old.Counters
+	if segments == 0 {
+		return w, nil
+	}
+	t, err := open(where)
+	if err != nil {
+		return nil, err
+	}
+	for b, err := range t.Scan(ColExchangeID) {
+		if err != nil {
+			return nil, err
+		}
+		ids, _ := b.Int64(ColExchangeID)
+		for _, id := range ids {
+			w.lastID = max(w.lastID, id)
+		}
+	}
+	w.all = span{t.Rows > 0, t.Header.StartUnixNS, t.Header.EndUnixNS}
+	w.h.StartUnixNS, w.h.EndUnixNS = w.all.from, w.all.to
+	return w, nil
+}
+
+// stall gives the open segment up to the journal, which holds its rows.
+func (w *Writer) stall() {
+	if w.object != nil {
+		w.object.Discard() // its rows are in the journal
+	}
+	w.open, w.object, w.stalled, w.tried = nil, nil, true, time.Now()
+}
+
+// recover tries, once a second, to make the segment that was lost again out of its journal. It reports whether there is room again.
+func (w *Writer) recover() bool {
+	if time.Since(w.tried) < retryEvery {
+		return false
+	}
+	w.tried = time.Now()
+	if w.journal == nil { // nothing was open
+		w.stalled = false
+		return true
+	}
+	o, err := w.store.Create(w.name)
+	if err != nil {
+		return false
+	}
+	s := newSegment(o, w.h.ToolVersion)
+	b, err := get(w.store, journalOf(w.name))
+	if err == nil {
+		_, _, _, err = readJournal(b, s.write)
+	}
+	if err == nil {
+		err = s.flushGroup()
+	}
+	if err != nil {
+		o.Discard()
+		return false
+	}
+	w.open, w.object, w.stalled = s, o, false
+	return true
+}
+
+// enforceQuota deletes the oldest segments that no pin holds until the rest keeps within the quota.
+func (w *Writer) enforceQuota() error {
+	if w.o.Quota == 0 {
+		return nil
+	}
+	es, err := w.store.List(segmentPrefix)
+	if err != nil {
+		return err
+	}
+	total, last := int64(0), 0
+	for i, e := range es {
+		if strings.HasSuffix(e.Name, segmentSuffix) {
+			total, last = total+e.Size, i
+		}
+	}
+	var pins []pin
+	if err := readJSON(w.store, pinFile, &pins); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err // better too much than what someone pinned
+	}
+	for i, e := range es {
+		if total <= w.o.Quota || i == last {
+			return nil
+		}
+		if !strings.HasSuffix(e.Name, segmentSuffix) {
+			continue
+		}
+		info, err := inspectSegment(w.store, e.Name)
+		if err != nil || pinned(pins, info.header) {
+			continue // what cannot be read is repair's business
+		}
+		if err := w.store.Remove(e.Name); err != nil {
+			return err
+		}
+		total -= e.Size
+		for _, n := range info.groups {
+			w.expired += n
+		}
+	}
+	return nil
+}
+
+// pin is a span of time whose segments the quota leaves alone.
+type pin struct {
+	From int64 `json:"from_unix_ns"`
+	To   int64 `json:"to_unix_ns"`
+}
+
+func pinned(pins []pin, h Header) bool {
+	for _, p := range pins {
+		if p.From <= h.EndUnixNS && h.StartUnixNS <= p.To {
+			return true
+		}
+	}
+	return false
+}
+
+// Pin keeps every segment that touches a span of time from the quota's deletion, also while a writer is at work. Times are nanoseconds
+// since 1970, both ends included.
+func Pin(where string, from, to int64) error {
+	if to < from {
+		return fmt.Errorf("pin %s: it ends before it begins", where)
+	}
+	d := directory(where)
+	var pins []pin
+	if err := readJSON(d, pinFile, &pins); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("pin %s: %w", where, err)
+	}
+	if err := putJSON(d, pinFile, append(pins, pin{from, to})); err != nil {
+		return fmt.Errorf("pin %s: %w", where, err)
+	}
+	return nil
+}
