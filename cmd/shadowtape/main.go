@@ -55,6 +55,7 @@ var verbs = []func(*app) *cobra.Command{
 	analyzeCommand,
 	diffCommand,
 	simulateCommand,
+	calibrateCommand,
 	simCommand,
 	versionCommand,
 }

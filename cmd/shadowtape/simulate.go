@@ -2,12 +2,14 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -209,4 +211,9 @@ func openRequests(where string) (in requests, err error) {
 	}
 	in.all = t.All()
 	return in, nil
+}
+
+// sortByArrival puts rows in the order of their arrivals.
+func sortByArrival(rows []*formats.Exchange) {
+	slices.SortStableFunc(rows, func(a, b *formats.Exchange) int { return cmp.Compare(a.ArrivalUnixNS, b.ArrivalUnixNS) })
 }

@@ -99,3 +99,29 @@ func TestSimulateUsage(t *testing.T) {
 		}
 	}
 }
+
+func TestCalibrateASimulation(t *testing.T) {
+	dir := t.TempDir()
+	in, out, profile := filepath.Join(dir, "in.parquet"), filepath.Join(dir, "run"), filepath.Join(dir, "fitted.json")
+	writeTrace(t, in, 200)
+	for _, args := range [][]string{
+		{"simulate", in, "-o", out, "--profile", "llama-3.1-8b-a100"},
+		{"calibrate", out, "-o", profile},
+		{"simulate", in, "-o", out + "2", "--profile", profile},
+	} {
+		var stdout, errs bytes.Buffer
+		if code := run(t.Context(), args, strings.NewReader(""), &stdout, &errs); code != exitGood {
+			t.Fatalf("%v: exit %d: %s", args, code, errs.String())
+		}
+		if args[0] == "calibrate" && !strings.Contains(stdout.String(), "200 requests; error of a request's ttft: median 0.") {
+			t.Errorf("calibrate says %s", stdout.String())
+		}
+	}
+	var stdout, errs bytes.Buffer
+	if code := run(t.Context(), []string{"calibrate", in, "-o", filepath.Join(dir, "x.json")}, strings.NewReader(""), &stdout, &errs); code != exitFailed || !strings.Contains(errs.String(), "0 of 200") {
+		t.Errorf("a trace without times: exit %d, %s", code, errs.String())
+	}
+	if code := run(t.Context(), []string{"calibrate", out, "-o", profile}, strings.NewReader(""), &stdout, &errs); code != exitFailed || !strings.Contains(errs.String(), "--force") {
+		t.Errorf("overwriting: exit %d, %s", code, errs.String())
+	}
+}
