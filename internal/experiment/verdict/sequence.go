@@ -1,0 +1,76 @@
+package verdict
+
+import "slices"
+
+// Sequence is a sequential test over the looks: what is decided at one look stays decided, so that looking again cannot change it by
+// chance. The zero value with Options set is ready; not safe for concurrent use.
+type Sequence struct {
+	Options Options // Alpha and Fixed are the sequence's own
+	Plan    []Look  // nil: Looks, by whether every gated metric has a prior
+
+	looked   int // looks taken
+	findings []Finding
+}
+
+// Next looks if as many pairs as the next look wants are there; it returns what is known so far and whether a look was taken.
+func (s *Sequence) Next(base, candidate []*Run) ([]Finding, bool, error) {
+	s.plan()
+	pairs := min(len(base), len(candidate))
+	if s.looked >= len(s.Plan) || pairs < s.Plan[s.looked].Pairs {
+		return s.findings, false, nil
+	}
+	for s.looked+1 < len(s.Plan) && pairs >= s.Plan[s.looked+1].Pairs {
+		s.looked++ // a look that was passed over is not made up for
+	}
+	o := s.Options
+	o.Alpha, o.Fixed = s.Plan[s.looked].Alpha, map[string]Finding{}
+	s.looked++
+	for _, f := range s.findings {
+		if f.Gated && f.State != Inconclusive {
+			o.Fixed[f.Metric] = f
+		}
+	}
+	var err error
+	s.findings, err = Decide(base, candidate, o)
+	return s.findings, true, err
+}
+
+func (s *Sequence) plan() {
+	if s.Plan != nil {
+		return
+	}
+	prior := true
+	for _, m := range s.Options.Metrics {
+		if m.Gate && len(s.Options.Past[m.Name].AA) < priorLeast {
+			prior = false
+		}
+	}
+	s.Plan = Looks(prior)
+}
+
+// priorLeast is how many A/A differences make a prior: below, three pairs do not know their own deviation.
+const priorLeast = 10
+
+// Done reports whether every gated metric is decided or the last look was taken.
+func (s *Sequence) Done() bool {
+	s.plan()
+	if s.looked >= len(s.Plan) {
+		return true
+	}
+	return len(s.findings) > 0 && !slices.ContainsFunc(s.findings, func(f Finding) bool { return f.Gated && f.State == Inconclusive })
+}
+
+// Most is the number of pairs of the last look.
+func (s *Sequence) Most() int {
+	s.plan()
+	return s.Plan[len(s.Plan)-1].Pairs
+}
+
+// NextLook is the number of pairs of the next look; 0 after the last.
+func (s *Sequence) NextLook() int {
+	s.plan()
+	if s.looked >= len(s.Plan) {
+		return 0
+	}
+	return s.Plan[s.looked].Pairs
+}
