@@ -72,7 +72,7 @@ func Before(r Reader, gpus []GPU, asked []string, c Checks) Verdict {
 
 func unreadable(id string, err error) Finding {
 	if errors.Is(err, ErrLost) {
-		return find(lostGPU, id, "the GPU is lost: %v", err)
+		return find(lostGPU, id, "%v", err)
 	}
 	return find(processesUnknown, id, "it cannot be read: %v", err)
 }

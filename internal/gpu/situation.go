@@ -67,7 +67,7 @@ var Situations = []Situation{
 	{mpsDaemon, "both", "an MPS control daemon or server runs that is not the candidate's", Invalid, "stop it: echo quit | nvidia-cuda-mps-control"},
 	{hiddenMemory, "both", "over 256 MiB of memory in use that no visible process explains: somebody in another container, or a leak", Invalid, "find it from the machine itself: nvidia-smi, fuser -v /dev/nvidia*"},
 	{processesUnknown, "both", "NVML gives no list of processes: exclusivity cannot be known", Invalid, "run outside of the container, or with its pid: host"},
-	{migMismatch, "before", "the GPU is divided and a whole one is asked for, or an instance of one that is not", Invalid, "name the instances' MIG-… identifiers, or change the layout with nvidia-smi mig"},
+	{migMismatch, "before", "the GPU is divided and a whole one is asked for", Invalid, "name the instances' MIG-… identifiers, or change the layout with nvidia-smi mig"},
 	{computeProhibited, "before", "the compute mode is prohibited: no process may use it", Invalid, "nvidia-smi -c DEFAULT, as the machine's administrator"},
 	{littleMemory, "before", "less memory is free than the deployment asks for", Invalid, "end what uses it, or lower gpus.free"},
 	{hardwareSlowdown, "both", "hardware slowdown, hardware thermal slowdown or power brake", Invalid, "mend cooling or power; clocks under such a slowdown compare with nothing"},
@@ -143,6 +143,16 @@ func (v Verdict) Level() Level {
 
 // Valid reports whether the measurement can be used.
 func (v Verdict) Valid() bool { return v.Level() != Invalid }
+
+// Unavailable is the verdict where GPUs are asked for and cannot be looked at: err says why.
+func Unavailable(err error) Verdict {
+	return Verdict{[]Finding{find(noNVML, "", "nothing is known about the GPUs: %v", err)}}
+}
+
+// Off is the verdict of a run that asked for no exclusivity: it stands in every report.
+func Off() Verdict {
+	return Verdict{[]Finding{find(notExclusive, "", "exclusivity is off: nothing was leased, and nobody looked whether others used the GPUs")}}
+}
 
 // Lines are the findings of one level, in the table's order.
 func (v Verdict) Lines(level Level) []string {

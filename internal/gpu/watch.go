@@ -149,7 +149,10 @@ func (w *watcher) add(key string, at time.Time, f Finding) {
 	key = f.Code + " " + f.UUID + " " + key
 	old, ok := w.found[key]
 	if !ok {
-		f.At, f.To = at, at
+		if f.At.IsZero() {
+			f.At = at
+		}
+		f.To = at
 		w.found[key] = &f
 		w.order = append(w.order, key)
 		return
@@ -297,7 +300,9 @@ func (w *watcher) judge(g *gpuState, id string, r Reading, now time.Time) {
 		s := g.seen[p.PID]
 		if !s.own && (s.count > 1 || w.view.visible(p.PID)) {
 			s.named = true
-			w.add(fmt.Sprint(p.PID), now, foreign(w.view, id, p))
+			f := foreign(w.view, id, p)
+			f.At = s.first
+			w.add(fmt.Sprint(p.PID), now, f)
 		}
 	}
 	for pid, s := range g.seen {
