@@ -24,6 +24,7 @@ type ClientOptions struct {
 	MaxIdle        int           // unused connections kept per target; 0: 4,096
 	UserAgent      string        // "": shadowtape
 	TLS            *tls.Config   // nil: the system's roots
+	UserClock      bool          // time reads when they return, although the kernel could say when their bytes came
 	// Dial opens a connection; nil dials TCP, with the target's address looked up once and pinned.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -320,7 +321,10 @@ func (p *pool) dial(ctx context.Context) (*conn, setup, error) {
 		return nil, s, err
 	}
 	s.connect = int64(time.Since(start))
-	nc, stamp := stamped(nc)
+	var stamp stamper
+	if !p.c.o.UserClock {
+		nc, stamp = stamped(nc)
+	}
 	if p.url.Scheme == "https" {
 		start = time.Now()
 		cfg := p.c.o.TLS.Clone()

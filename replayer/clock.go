@@ -7,9 +7,12 @@ import "time"
 type clock struct {
 	start time.Time // with its monotonic reading
 	unix  int64     // the same instant, nanoseconds since 1970
+	wall  *wallWatch
 }
 
-func newClock(start time.Time) clock { return clock{start, start.UnixNano()} }
+func newClock(start time.Time) clock {
+	return clock{start, start.UnixNano(), &wallWatch{}}
+}
 
 // now is the time since the start, in nanoseconds.
 func (c clock) now() int64 { return int64(time.Since(c.start)) }

@@ -1,8 +1,11 @@
 package replayer
 
 import (
+	"io"
 	"net"
+	"os"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,5 +30,92 @@ func alive(c net.Conn) bool {
 	return err == nil && fit
 }
 
-// stamped asks the kernel for receive times on a connection.
-func stamped(c net.Conn) (net.Conn, stamper) { return c, nil }
+// stampedConn reads a TCP connection by recvmsg, with the time at which the kernel received the newest segment of each read
+// (SO_TIMESTAMPNS, socket(7)): a time that does not depend on when the reading goroutine ran.
+type stampedConn struct {
+	*net.TCPConn
+	raw  syscall.RawConn
+	try  func(fd uintptr) bool // recvmsg once; made once, so that a read allocates nothing
+	msg  unix.Msghdr
+	iov  unix.Iovec
+	oob  [64]byte
+	n    int
+	err  error
+	unix int64 // the stamp of the last read, nanoseconds since 1970; 0: none
+}
+
+// stamped asks the kernel for receive times on a connection. Where it does not give them, the connection stays as it is.
+func stamped(c net.Conn) (net.Conn, stamper) {
+	tc, ok := c.(*net.TCPConn)
+	if !ok {
+		return c, nil
+	}
+	raw, err := tc.SyscallConn()
+	if err != nil {
+		return c, nil
+	}
+	var set error
+	if err := raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1) }); err != nil || set != nil {
+		return c, nil
+	}
+	s := &stampedConn{TCPConn: tc, raw: raw}
+	s.try = s.receive
+	return s, s
+}
+
+// Read reads as net.TCPConn does, and remembers the stamp.
+func (c *stampedConn) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	c.iov.Base = &p[0]
+	c.iov.SetLen(len(p))
+	c.unix = 0
+	err := c.raw.Read(c.try)
+	c.iov.Base = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case c.err != nil:
+		return 0, os.NewSyscallError("recvmsg", c.err)
+	case c.n == 0:
+		return 0, io.EOF
+	}
+	return c.n, nil
+}
+
+func (c *stampedConn) receive(fd uintptr) bool {
+	for {
+		c.msg = unix.Msghdr{Iov: &c.iov, Control: &c.oob[0]}
+		c.msg.SetIovlen(1)
+		c.msg.SetControllen(len(c.oob))
+		n, _, e := unix.Syscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&c.msg)), 0)
+		switch e {
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return false
+		case 0:
+			c.n, c.err = int(n), nil
+			c.unix = stampOf(c.oob[:min(int(c.msg.Controllen), len(c.oob))])
+		default:
+			c.n, c.err = 0, e
+		}
+		return true
+	}
+}
+
+// stampOf finds the time in a message's control data; 0 where there is none.
+func stampOf(oob []byte) int64 {
+	if len(oob) < unix.CmsgSpace(int(unsafe.Sizeof(unix.Timespec{}))) {
+		return 0
+	}
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&oob[0]))
+	if h.Level != unix.SOL_SOCKET || h.Type != unix.SCM_TIMESTAMPNS {
+		return 0
+	}
+	return (*unix.Timespec)(unsafe.Pointer(&oob[unix.CmsgLen(0)])).Nano()
+}
+
+// received is the stamp of the last read.
+func (c *stampedConn) received() (unixNS int64, ok bool) { return c.unix, c.unix != 0 }

@@ -184,6 +184,9 @@ func (k *conn) body(x *formats.Exchange, clk clock, due int64, b *body, r *opena
 				}
 				return err
 			}
+			if !k.kernel {
+				x.Clock = formats.ClockUser
+			}
 		}
 		var flags int32
 		if !first && k.kernel && k.readAt == last {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // The limits of what an answer may make the client hold.
@@ -254,12 +255,15 @@ func (c *conn) fill(clk clock) error {
 		}
 	}
 	n, err := c.Read(c.buf[c.w:])
-	now := clk.now()
+	t := time.Now()
+	now := int64(t.Sub(clk.start))
 	c.w += n
 	c.readAt, c.kernel, c.delay = now, false, 0
 	if c.stamp != nil && n > 0 {
-		if at, ok := c.stamp.received(clk, now); ok {
-			c.readAt, c.kernel, c.delay = at, true, now-at
+		if unixNS, ok := c.stamp.received(); ok {
+			if c.readAt, c.kernel = clk.stamp(unixNS, t); c.kernel {
+				c.delay = now - c.readAt
+			}
 		}
 	}
 	if n > 0 {

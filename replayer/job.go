@@ -368,11 +368,14 @@ func (j *Job) finish(m *formats.Manifest, s Stats, ws WatchStats) {
 	for why, n := range s.Dropped {
 		warn("%d requests were not sent: %s", n, why)
 	}
+	if s.ClockSteps > 0 {
+		warn("the wall clock was set %d times: answers around it are timed when they were read", s.ClockSteps)
+	}
 	if s.Retried > 0 {
 		warn("%d requests were sent again because the server had closed a kept connection", s.Retried)
 	}
 	for what, n := range j.prompts.Notes() {
-		warn("%d of %d requests: %s", n, s.Requests.Scheduled, noteTexts[what])
+		warn("%d of %d requests: %s", min(n, s.Requests.Scheduled), s.Requests.Scheduled, noteTexts[what])
 	}
 	if q := &s.Quality.InputError; q.N() > 0 && q.Quantile(0.5) > 0.01 {
 		warn("prompts are off their recorded length by %.1f %% at the median", 100*q.Quantile(0.5))

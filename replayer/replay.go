@@ -119,6 +119,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	r.stats.End = time.Now()
 	r.stats.Requests = r.live.Counts()
 	r.stats.Late = r.live.Late.Load()
+	r.stats.ClockSteps = r.clk.wall.steps.Load()
 	if err != nil {
 		return r.stats, fmt.Errorf("write run: %w", err)
 	}

@@ -25,7 +25,7 @@ const longRun = time.Hour
 // replayFlags are the flags of replay as given.
 type replayFlags struct {
 	out, model, endpoint, dialect, label, keyEnv string
-	outputs, sampling                            string
+	outputs, sampling, clock                     string
 	targets, headers                             []string
 	speed                                        float64
 	duration, timeout, scrape                    time.Duration
@@ -68,11 +68,12 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.endpoint, "endpoint", "", "of requests that do not say theirs: chat or completions (default: completions where the target takes token ids)")
 	f.StringVar(&o.outputs, "output-lengths", "forced", "forced, or natural: what the model makes of it")
 	f.StringVar(&o.sampling, "sampling", "recorded", "recorded, or greedy: temperature 0")
+	f.StringVar(&o.clock, "clock", "kernel", "kernel: time answers by the kernel's stamps where it gives them; user: when they were read")
 	f.BoolVar(&o.keepCache, "keep-cache", false, "do not empty the server's prefix cache first")
 	f.DurationVar(&o.scrape, "scrape", 500*time.Millisecond, "time between scrapes of the server's metrics; negative: none")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although the run is invalid")
 	groupFlags(c,
-		flagGroup{"Target", []string{"target", "model", "header", "api-key-env", "dialect", "request-timeout", "scrape", "keep-cache"}},
+		flagGroup{"Target", []string{"target", "model", "header", "api-key-env", "dialect", "request-timeout", "scrape", "keep-cache", "clock"}},
 		flagGroup{"Load", []string{"speed", "duration", "max-requests", "max-in-flight"}},
 		flagGroup{"Requests", []string{"seed", "endpoint", "output-lengths", "sampling"}},
 		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid"}},
@@ -169,6 +170,13 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 		jo.Greedy = true
 	default:
 		bad("--sampling is recorded or greedy, not %q", o.sampling)
+	}
+	switch o.clock {
+	case "kernel":
+	case "user":
+		jo.Client.UserClock = true
+	default:
+		bad("--clock is kernel or user, not %q", o.clock)
 	}
 	for _, h := range o.headers {
 		k, v, ok := strings.Cut(h, ":")
