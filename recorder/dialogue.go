@@ -26,6 +26,7 @@ const (
 // a direction. Not safe for concurrent use.
 type dialogue struct {
 	e        *engine
+	id       uint64
 	half     [2]halfHTTP
 	server   string // the answering address
 	opened   bool   // the connection's start was seen
@@ -38,6 +39,9 @@ type dialogue struct {
 	respAt   int64 // first byte of the response being read
 	reqAt    int64 // first byte of the request being read
 	marks    eventMarks
+	over     []*exchange // finished, oldest first, for the owner to take
+	deaf     bool        // nothing was ever heard of the server: a capture of one side
+	holes    bool        // bytes of the client's are missing between messages
 }
 
 // exchange is one request and response being put together.
@@ -51,7 +55,9 @@ type exchange struct {
 	overCap   bool
 	damaged   bool // bytes of the request are missing
 	reqDone   bool
-	keep      bool // it is of an endpoint that is recorded
+	keep      bool // it is of an endpoint that is recorded, and admitted
+	left      verdictOf
+	begun     bool // a journal knows of it
 	answered  bool // a final response head came
 	respBytes int64
 	status    int
@@ -63,7 +69,8 @@ type exchange struct {
 }
 
 func newDialogue(e *engine, server string, opened bool, clock formats.Clock) *dialogue {
-	d := &dialogue{e: e, server: server, opened: opened}
+	e.dialogues++
+	d := &dialogue{e: e, id: e.dialogues, server: server, opened: opened}
 	for i := range d.half {
 		d.half[i].to = d
 		d.half[i].request = i == fromClient
@@ -80,24 +87,20 @@ func (d *dialogue) data(dir int, p []byte, at int64, flags int32) { d.half[dir].
 // gap says that n bytes of one direction are missing. truncated: the snap length cut them, they were not lost.
 func (d *dialogue) gap(dir int, n int64, truncated bool) {
 	note := func(x *exchange) {
-		if x == nil {
-			return
-		}
 		if truncated {
 			x.x.Truncated = formats.Of(true)
 		} else {
 			x.x.GapBytes = formats.Of(x.x.GapBytes.Or(0) + n)
 		}
 	}
-	if dir == fromClient {
-		note(d.req)
-		for _, x := range d.open {
-			if x != d.req {
-				note(x) // a whole request may be missing among them
-			}
+	inside := d.half[dir].within(n)
+	for i, x := range d.open { // unless it is inside a body, a whole message may be missing among them
+		if !inside || dir == fromServer && i == 0 || dir == fromClient && x == d.req {
+			note(x)
 		}
-	} else if len(d.open) > 0 {
-		note(d.open[0])
+	}
+	if dir == fromClient && !inside {
+		d.holes = true
 	}
 	d.half[dir].lost(n)
 }
@@ -137,8 +140,8 @@ func (d *dialogue) requestHead(h *head, at int64) framing {
 	e.x = x
 	x.Endpoint = openai.Endpoint(h.path)
 	e.keep = x.Endpoint != formats.EndpointOther && h.method == "POST"
-	if d.opened || d.count > 1 {
-		x.ConnReused = formats.Of(d.count > 1)
+	if d.opened || d.holes || d.count > 1 {
+		x.ConnReused = formats.Of(d.holes || d.count > 1) // bytes that are missing before it were of an earlier request
 	}
 	x.Midstream = formats.Of(!d.opened)
 	if k := d.e.hash; k != nil {
@@ -154,6 +157,9 @@ func (d *dialogue) requestHead(h *head, at int64) framing {
 		if h.session != "" {
 			x.SessionID = formats.Of(k.Sum("session", h.session))
 		}
+	}
+	if e.keep {
+		d.refuse(e, d.e.o.admit.head(h.path, x, d.id))
 	}
 	d.req = e
 	d.open = append(d.open, e)
@@ -331,6 +337,8 @@ func (d *dialogue) readRequest(e *exchange) {
 	if e.damaged {
 		x.RequestBytes.Valid = false
 	}
+	d.refuse(e, d.e.o.admit.request(x, d.id))
+	d.begun(e)
 }
 
 // broken says that the bytes are no HTTP.
@@ -385,12 +393,11 @@ func (d *dialogue) finish(e *exchange, at int64, how closing, who int) {
 			d.readRequest(e)
 		}
 	}
-	d.e.done(e)
 	if e.decode != nil {
 		defer e.decode.close()
 	}
 	if !e.keep {
-		d.e.stats.Filtered["endpoint"]++
+		d.leaveOut(e)
 		return
 	}
 	x := e.x
@@ -404,7 +411,7 @@ func (d *dialogue) finish(e *exchange, at int64, how closing, who int) {
 	case whole:
 	case e.resp != nil && e.resp.Done():
 		end, whole = e.last-x.ArrivalUnixNS, true // the stream said that it was over; only its framing is cut
-	case how == closedCut || how == closedIdle:
+	case how == closedCut || how == closedIdle || d.deaf && !e.answered:
 		x.EndReason = formats.EndCaptureCut
 		end = e.last - x.ArrivalUnixNS
 	case who == fromClient || d.closed[fromClient]:
@@ -427,5 +434,9 @@ func (d *dialogue) finish(e *exchange, at int64, how closing, who int) {
 	} else {
 		x.EndNS = formats.Of(end)
 	}
-	d.e.emitExchange(e)
+	if d.refuse(e, d.e.o.admit.over(x)); !e.keep {
+		d.leaveOut(e)
+		return
+	}
+	d.over = append(d.over, e)
 }

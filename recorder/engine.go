@@ -21,8 +21,11 @@ type engine struct {
 	waited    int64
 	hash      *openai.Hasher
 	emit      func(*formats.Exchange)
-	models    map[string]bool // that a server has answered for
-	oldest    *exchange       // open exchanges in order of arrival
+	begin     func(x, known *formats.Exchange) // nil, or told when a request has been read: known is what it says so far
+	forget    func(x *formats.Exchange)        // nil, or told that an exchange that began will not be emitted
+	dialogues uint64                           // so far
+	models    map[string]bool                  // that a server has answered for
+	oldest    *exchange                        // open exchanges in order of arrival
 	newest    *exchange
 	stats     SourceStats
 	recent    *conn
@@ -32,6 +35,7 @@ type engineOptions struct {
 	Limits
 	Node  string
 	clock formats.Clock
+	admit *admission
 }
 
 func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*formats.Exchange)) *engine {
@@ -236,7 +240,7 @@ func (e *engine) settleWaiting() {
 			continue
 		}
 		c.settle(e, e.now)
-		if !c.dead && (len(c.half[0].held)+len(c.half[1].held) > 0 || c.hole(0) > 0 || c.hole(1) > 0) {
+		if c.release(e, false); !c.dead && (len(c.unacked) > 0 || len(c.half[0].held)+len(c.half[1].held) > 0 || c.hole(0) > 0 || c.hole(1) > 0) {
 			e.wait(c)
 		}
 	}
@@ -321,18 +325,26 @@ func (e *engine) done(x *exchange) {
 // emitExchange hands a finished exchange out. A model's name is kept once a server has answered for it; before, and in refused requests,
 // it may be anything that a user typed, and is hashed.
 func (e *engine) emitExchange(x *exchange) {
-	if m := x.x.RequestModel; m != "" {
-		if x.status >= 200 && x.status < 300 && len(e.models) < 4096 {
-			e.models[m] = true
-		}
-		if !e.models[m] {
-			x.x.RequestModel = ""
-			if e.hash != nil {
-				x.x.RequestModel = e.hash.Hex("model", m)
-			}
-		}
-	}
+	e.done(x)
+	x.x.RequestModel = e.modelName(x.x.RequestModel, x.status)
 	e.emit(x.x)
+}
+
+// modelName is what may be kept of a model's name, given the status of the answer, 0 without one.
+func (e *engine) modelName(m string, status int) string {
+	switch {
+	case m == "":
+		return ""
+	case status >= 200 && status < 300 && len(e.models) < 4096:
+		e.models[m] = true
+	}
+	switch {
+	case e.models[m]:
+		return m
+	case e.hash != nil:
+		return e.hash.Hex("model", m)
+	}
+	return ""
 }
 
 // name is an end's address and port.

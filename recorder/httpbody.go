@@ -342,5 +342,10 @@ func (d *halfHTTP) lost(n int64) {
 	}
 }
 
+// within reports whether n bytes that are missing here all belong to the body being read.
+func (d *halfHTTP) within(n int64) bool {
+	return d.state == toClose || (d.state == inBody || d.state == inChunk) && n <= d.remain
+}
+
 // framed reports whether it is known where the message being read ends.
 func (d *halfHTTP) framed() bool { return d.state != searching && d.state != searchingChunk }

@@ -26,6 +26,16 @@ type conn struct {
 	resetB int // who reset
 	next   *conn
 	queued bool // on the engine's list of connections that wait
+
+	unacked []finished // exchanges that are over, but for the client's word that it has them
+}
+
+// finished is an exchange that waits until the client has acknowledged the response's last byte: until then a segment may be sent again
+// and so show that the client had it later than it seemed.
+type finished struct {
+	x   *exchange
+	end uint32
+	at  int64
 }
 
 // half is one direction.
@@ -64,9 +74,10 @@ type heldSegment struct {
 }
 
 const (
-	maxJump   = 1 << 26 // sequence numbers further apart than this belong to different connections
-	ackWait   = 50e6    // after this long a hole that the peer has acknowledged was lost by the capture
-	dupWindow = 1e6     // an identical packet within this time is another view of the same one
+	maxJump     = 1 << 26 // sequence numbers further apart than this belong to different connections
+	ackWait     = 50e6    // after this long a hole that the peer has acknowledged was lost by the capture
+	ackPatience = 500e6   // after this long without an acknowledgement an exchange is emitted all the same
+	dupWindow   = 1e6     // an identical packet within this time is another view of the same one
 )
 
 func diff(a, b uint32) int64 { return int64(int32(a - b)) }
@@ -87,6 +98,9 @@ func (c *conn) segment(e *engine, s *segment) {
 			me.known, me.next = true, seq+1
 		}
 		me.isn, me.hasISN = seq, true
+		if s.flags&tcpACK != 0 && !peer.known { // the SYN was lost, but this answers it
+			peer.known, peer.next, peer.isn, peer.hasISN = true, s.ack, s.ack-1, true
+		}
 		seq++
 	}
 	if len(s.payload)+s.cut > 0 {
@@ -104,6 +118,9 @@ func (c *conn) segment(e *engine, s *segment) {
 		if s.flags&tcpACK != 0 && peer.known && diff(s.ack, peer.next) > 0 && diff(s.ack, peer.next) < maxJump {
 			c.resets[1-s.from], c.has[1-s.from] = s.ack, true
 		}
+	}
+	if len(c.unacked) > 0 {
+		c.release(e, false)
 	}
 	if len(me.held)+len(peer.held) > 0 || me.fin || peer.fin || c.reset || me.hasAck && diff(me.acked, me.next) > 0 || peer.hasAck && diff(peer.acked, peer.next) > 0 {
 		c.settle(e, s.at)
@@ -152,15 +169,12 @@ func (c *conn) payload(e *engine, s *segment, me, peer *half, seq uint32) {
 	}
 	blocked := s.flags&tcpACK != 0 && peer.seen && peer.known && diff(s.ack, peer.next) > 0 && diff(s.ack, peer.next) < maxJump
 	if seq == me.next && len(me.held) == 0 && !blocked {
-		if me.hasAck && diff(me.acked, me.next) > 0 && me.holeAt != 0 { // fills a hole at the end of what has come
-			flags |= formats.FlagRetransmit
-			c.countRepeat(e, s.from)
-		}
 		c.deliver(e, s.from, data, s.cut, s.at, flags)
 		return
 	}
-	if seq == me.next && len(me.held) > 0 && me.held[0].seq != seq {
-		flags |= formats.FlagRetransmit // it fills a hole: sent again, or overtaken
+	if seq == me.next && len(me.held) > 0 && me.held[0].seq != seq && !(me.hasAck && diff(me.acked, seq) > 0) {
+		// It fills a hole: sent again, or overtaken. Where the receiver has acknowledged it already, only the capture has its order wrong.
+		flags |= formats.FlagRetransmit
 		c.countRepeat(e, s.from)
 	}
 	ack := s.ack
@@ -185,6 +199,7 @@ func (c *conn) deliver(e *engine, from int, data []byte, cut int, at int64, flag
 		return
 	}
 	dir := c.dir(from)
+	defer c.collect(e, at)
 	if len(data) > 0 {
 		if dir == fromServer {
 			c.dlg.marks.add(c.dlg, h.next-uint32(len(data)+cut), h.next)
@@ -195,6 +210,48 @@ func (c *conn) deliver(e *engine, from int, data []byte, cut int, at int64, flag
 		c.dlg.gap(dir, int64(cut), true)
 		e.stats.Notes["truncated_packets"]++
 		h.gapNext = true
+	}
+}
+
+// collect takes the exchanges that the dialogue has finished.
+func (c *conn) collect(e *engine, at int64) {
+	if len(c.dlg.over) == 0 {
+		return
+	}
+	end := c.half[1-c.client].next
+	for _, x := range c.dlg.over {
+		c.unacked = append(c.unacked, finished{x, end, at})
+	}
+	c.dlg.over = c.dlg.over[:0]
+	e.wait(c)
+	c.release(e, false)
+}
+
+// release emits those that have been acknowledged, or for which no acknowledgement can be expected.
+func (c *conn) release(e *engine, all bool) {
+	if c.dlg != nil && all {
+		for _, x := range c.dlg.over {
+			c.unacked = append(c.unacked, finished{x: x})
+		}
+		c.dlg.over = nil
+	}
+	if len(c.unacked) == 0 {
+		return
+	}
+	srv := &c.half[1-c.client]
+	all = all || !c.half[c.client].seen
+	n := 0
+	for n < len(c.unacked) {
+		u := &c.unacked[n]
+		if !all && e.now-u.at < ackPatience && (!srv.hasAck || diff(srv.acked, u.end) < 0) {
+			break
+		}
+		e.emitExchange(u.x)
+		n++
+	}
+	c.unacked = c.unacked[n:]
+	if len(c.unacked) == 0 {
+		c.unacked = nil
 	}
 }
 
@@ -380,7 +437,15 @@ func (c *conn) hole(from int) int64 {
 	if c.has[from] && !some && len(h.held) == 0 && diff(c.resets[from], h.next) > 0 {
 		end = c.resets[from]
 	}
-	return max(diff(end, h.next), 0)
+	n := max(diff(end, h.next), 0)
+	// Of a long hole only so much is given up at once as the other direction's next bytes presuppose: they may end what the first part
+	// belongs to.
+	if p := &c.half[1-from]; len(p.held) > 0 && p.held[0].seq == p.next {
+		if d := diff(p.held[0].ack, h.next); d > 0 && d < n {
+			n = d
+		}
+	}
+	return n
 }
 
 // giveUp steps over a hole.
@@ -403,6 +468,9 @@ func (c *conn) giveUp(e *engine, from int) {
 
 // ends tells the dialogue of FIN and RST once everything before them has been delivered.
 func (c *conn) ends(e *engine, now int64, force bool) {
+	if c.dlg != nil && c.client >= 0 {
+		c.dlg.deaf = !c.half[1-c.client].seen
+	}
 	for i := range c.half {
 		h := &c.half[i]
 		if h.fin && !h.ended && h.known && (force || diff(h.finSeq, h.next) <= 0) {
@@ -464,6 +532,7 @@ func (c *conn) kill(e *engine) {
 	if c.dlg != nil && len(c.dlg.open) > 0 {
 		c.dlg.close(fromServer, closedCut, c.last)
 	}
+	c.release(e, true)
 	c.dlg = nil
 	c.dead = true
 }
