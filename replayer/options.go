@@ -115,7 +115,7 @@ type Stats struct {
 	Late        int64
 	Retried     int64 // requests sent again because a kept connection was closed
 	Quality     Quality
-	ClockSteps  int64 // how often the wall clock was set during the run; reads around it are timed by the user's clock
+	ClockSteps  int64     // how often the wall clock was set during the run; reads around it are timed by the user's clock
 	Start, End  time.Time // the schedule's zero; when the last answer had ended
 	Interrupted bool      // the context was cancelled
 }
