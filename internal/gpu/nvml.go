@@ -23,6 +23,10 @@ func openWith(lib nvml.Interface) (Reader, error) {
 	r := &nvmlReader{lib: lib, devices: map[string]nvml.Device{}, parents: map[string]nvml.Device{}, symbols: map[string]bool{}}
 	switch ret := lib.Init(); ret {
 	case nvml.SUCCESS:
+		if !r.has("nvmlDeviceGetComputeRunningProcesses") {
+			lib.Shutdown()
+			return nil, errors.New("open NVML: the driver is too old: it cannot say which processes use a GPU")
+		}
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
 		return nil, errors.New("open NVML: libnvidia-ml.so.1 is not on this machine: no NVIDIA driver is installed")
 	case nvml.ERROR_DRIVER_NOT_LOADED:
@@ -188,28 +192,39 @@ func (r *nvmlReader) describe(d nvml.Device, index int) (GPU, error) {
 			g.NUMANode = formats.Of(node)
 		}
 	}
-	if on, _, ret := d.GetMigMode(); ret == nvml.SUCCESS && on == nvml.DEVICE_MIG_ENABLE {
-		g.MIG = true
-		if max, ret := d.GetMaxMigDeviceCount(); ret == nvml.SUCCESS {
-			for i := range max {
-				m, ret := d.GetMigDeviceHandleByIndex(i)
-				if ret != nvml.SUCCESS {
-					continue
-				}
-				part := MIG{}
-				if part.UUID, ret = m.GetUUID(); ret != nvml.SUCCESS {
-					continue
-				}
-				part.Name, _ = m.GetName()
-				if info, ret := m.GetMemoryInfo(); ret == nvml.SUCCESS {
-					part.MemoryBytes = int64(info.Total)
-				}
-				r.keep(part.UUID, m, d)
-				g.Instances = append(g.Instances, part)
-			}
+	if r.has("nvmlDeviceGetMigMode") {
+		if on, _, ret := d.GetMigMode(); ret == nvml.SUCCESS && on == nvml.DEVICE_MIG_ENABLE {
+			g.MIG = true
+			g.Instances = r.instances(d)
 		}
 	}
 	return g, nil
+}
+
+// instances lists a divided GPU's instances and keeps their handles.
+func (r *nvmlReader) instances(d nvml.Device) []MIG {
+	n, ret := d.GetMaxMigDeviceCount()
+	if ret != nvml.SUCCESS {
+		return nil
+	}
+	var list []MIG
+	for i := range n {
+		m, ret := d.GetMigDeviceHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			continue // a free place
+		}
+		part := MIG{}
+		if part.UUID, ret = m.GetUUID(); ret != nvml.SUCCESS {
+			continue
+		}
+		part.Name, _ = m.GetName()
+		if info, ret := m.GetMemoryInfo(); ret == nvml.SUCCESS {
+			part.MemoryBytes = int64(info.Total)
+		}
+		r.keep(part.UUID, m, d)
+		list = append(list, part)
+	}
+	return list
 }
 
 // links counts the NVLinks that are up; unknown where the GPU has none to ask about.
@@ -250,7 +265,11 @@ func (r *nvmlReader) device(uuid string) (d, whole nvml.Device, err error) {
 		if d, ret = r.lib.DeviceGetHandleByUUID(uuid); ret != nvml.SUCCESS {
 			return nil, nil, fmt.Errorf("open GPU %s: %w", uuid, retError(ret))
 		}
-		if part, ret := d.IsMigDeviceHandle(); ret == nvml.SUCCESS && part {
+		part := false
+		if r.has("nvmlDeviceIsMigDeviceHandle") {
+			part, ret = d.IsMigDeviceHandle()
+		}
+		if part && ret == nvml.SUCCESS {
 			if whole, ret = d.GetDeviceHandleFromMigDeviceHandle(); ret != nvml.SUCCESS {
 				whole = nil
 			}
@@ -296,8 +315,10 @@ func (r *nvmlReader) Fast(uuid string) (Reading, error) {
 	if mw, ret := whole.GetPowerUsage(); ret == nvml.SUCCESS {
 		out.PowerMW = formats.Of(int64(mw))
 	}
-	if mj, ret := whole.GetTotalEnergyConsumption(); ret == nvml.SUCCESS {
-		out.EnergyMJ = formats.Of(int64(mj))
+	if r.has("nvmlDeviceGetTotalEnergyConsumption") {
+		if mj, ret := whole.GetTotalEnergyConsumption(); ret == nvml.SUCCESS {
+			out.EnergyMJ = formats.Of(int64(mj))
+		}
 	}
 	if c, ret := whole.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
 		out.TemperatureC = formats.Of(int32(c))
