@@ -7,7 +7,7 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint fuzz bench-analyze clean
+.PHONY: help build demo test race lint fuzz bench-analyze bench-accuracy bench-lag clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ lint: ## gofmt, vet, staticcheck, and a build without cgo
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
 	CGO_ENABLED=0 $(GO) build ./...
+
+bench-accuracy: ## the replayer's own error: its times against the simulator's emission log, at 1 to 1,000 streams
+	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -run TestBenchAccuracy -v ./cmd/shadowtape
+
+bench-lag: ## how late requests leave at 100 to 5,000 a second, and in a burst
+	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -run TestBenchLag -v ./cmd/shadowtape
 
 bench-analyze: ## ten million exchanges summarized, beside DuckDB on the same file (needs python3 and network)
 	@bash samples/bench/analyze.sh

@@ -1,0 +1,277 @@
+//go:build bench
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer"
+)
+
+// The benchmarks of the replayer: `make bench-accuracy` and `make bench-lag`. Client and simulator are two processes on this machine;
+// the simulator's emission log is the truth that the client's rows are joined with on x-request-id. They print the tables of
+// docs/PERFORMANCE.md.
+
+// binary builds the program once.
+func binary(t *testing.T) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), "shadowtape")
+	c := exec.Command("go", "build", "-o", bin, ".")
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return bin
+}
+
+// simulate starts the simulator as a process and returns its address; stop ends it and waits.
+func simulate(t *testing.T, bin string, args ...string) (url string, stop func()) {
+	t.Helper()
+	c := exec.Command(bin, append([]string{"sim", "--listen", "127.0.0.1:0"}, args...)...)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stderr = os.Stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(line), func() {
+		c.Process.Signal(os.Interrupt)
+		c.Wait()
+	}
+}
+
+// load writes a trace of requests at the times that next gives, and returns its name.
+func load(t *testing.T, n int, input, output int64, next func(i int) time.Duration) string {
+	t.Helper()
+	where := filepath.Join(t.TempDir(), "trace.parquet")
+	w, err := formats.Create(where, formats.Header{SourceKind: "synth", TimeBase: "relative"}, formats.SegmentOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		x := &formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: int64(next(i)), Endpoint: formats.EndpointCompletions, Stream: formats.Of(true),
+			InputTokens: formats.Of(input), InputTokensSource: formats.TokensTrace, OutputTokens: formats.Of(output), OutputTokensSource: formats.TokensTrace}
+		if err := w.Write(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return where
+}
+
+// poisson is a seeded Poisson process.
+func poisson(rate float64, seed uint64) func(int) time.Duration {
+	r := rand.New(rand.NewPCG(seed, 7))
+	at := 0.0
+	return func(int) time.Duration {
+		at += r.ExpFloat64() / rate
+		return time.Duration(at * 1e9)
+	}
+}
+
+func quantile(v []float64, q float64) float64 {
+	if len(v) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(v)
+	h := q * float64(len(v)-1)
+	i := int(h)
+	if i+1 >= len(v) {
+		return v[i]
+	}
+	return v[i] + (h-float64(i))*(v[i+1]-v[i])
+}
+
+func mean(v []float64) float64 {
+	s := 0.0
+	for _, x := range v {
+		s += x
+	}
+	return s / float64(len(v))
+}
+
+type truthLine struct {
+	ID     string  `json:"x_request_id"`
+	Tokens []int64 `json:"token_unix_ns"`
+}
+
+func emissions(t *testing.T, log, prefix string) map[formats.Hash]truthLine {
+	t.Helper()
+	f, err := os.Open(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[formats.Hash]truthLine{}
+	d := json.NewDecoder(bufio.NewReaderSize(f, 1<<20))
+	for d.More() {
+		var l truthLine
+		if err := d.Decode(&l); err != nil {
+			t.Fatal(err)
+		}
+		out[replayer.CorrelationID(prefix, l.ID)] = l
+	}
+	return out
+}
+
+// TestBenchAccuracy measures what the client's own clocks say against what the server did.
+func TestBenchAccuracy(t *testing.T) {
+	bin := binary(t)
+	fmt.Println("| streams | clock | requests | ttft error mean ms | p50 | p99 | max | gap error p99 ms | gap error p50 | client delay p99 ms | coalesced | send lag p99 ms | verdict |")
+	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+	for _, streams := range []int{1, 10, 100, 500, 1000} {
+		for _, clock := range []string{"kernel", "user"} {
+			tokens := int64(100)
+			each := 50*time.Millisecond + time.Duration(tokens-1)*10*time.Millisecond
+			gap := each / time.Duration(streams)
+			n := max(int(10*time.Second/gap), 10)
+			trace := load(t, n, 64, tokens, func(i int) time.Duration { return time.Duration(i) * gap })
+			dir := t.TempDir()
+			log, out := filepath.Join(dir, "emitted.jsonl"), filepath.Join(dir, "run")
+			url, stop := simulate(t, bin, "--ttft", "50ms", "--itl", "10ms", "--emission-log", log)
+			c := exec.Command(bin, "replay", trace, "--target", url, "-o", out, "--allow-invalid", "--clock", clock)
+			if b, err := c.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, b)
+			}
+			stop()
+			m, rows := readRun(t, out)
+			truth := emissions(t, log, m.Options["request_ids"].(string))
+			var first, gaps, delay []float64
+			var events, coalesced int
+			for _, x := range rows {
+				l, ok := truth[x.CorrelationID.V]
+				if !ok || !x.FirstTokenNS.Valid || len(l.Tokens) != len(x.EventGapUS) {
+					continue
+				}
+				first = append(first, float64(x.ArrivalUnixNS+x.FirstTokenNS.V-l.Tokens[0])/1e6)
+				for i := 1; i < len(l.Tokens); i++ {
+					events++
+					if x.EventFlags != nil && x.EventFlags[i]&formats.FlagCoalesced != 0 {
+						coalesced++
+						continue
+					}
+					gaps = append(gaps, math.Abs(float64(x.EventGapUS[i])/1e3-float64(l.Tokens[i]-l.Tokens[i-1])/1e6))
+				}
+				if x.ClientDelayUS.Valid {
+					delay = append(delay, float64(x.ClientDelayUS.V)/1e3)
+				}
+			}
+			if len(first) != len(rows) {
+				t.Errorf("%d of %d requests could be joined", len(first), len(rows))
+			}
+			verdict := "valid"
+			if !m.Valid {
+				verdict = "invalid"
+			}
+			fmt.Printf("| %d | %s | %d | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.2f %% | %.3f | %s |\n", streams, clock, len(first), mean(first), quantile(first, 0.5), quantile(first, 0.99), quantile(first, 1),
+				quantile(gaps, 0.99), quantile(gaps, 0.5), quantile(delay, 0.99), 100*float64(coalesced)/float64(max(events, 1)), m.Fidelity["send_lag_p99_ms"], verdict)
+		}
+	}
+}
+
+// TestBenchLag measures how late requests leave, and whether the load that left is the load that was scheduled.
+func TestBenchLag(t *testing.T) {
+	bin := binary(t)
+	fmt.Println("| rate/s | requests | late > 1 ms | send lag p50 ms | p90 | p99 | p99.9 | max | completed | idc 1 s | of schedule | gap autocorrelation | of schedule |")
+	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+	for _, rate := range []float64{100, 500, 1000, 2000, 5000} {
+		n := int(rate * 20)
+		trace := load(t, n, 16, 2, poisson(rate, uint64(rate)))
+		out := filepath.Join(t.TempDir(), "run")
+		url, stop := simulate(t, bin, "--profile", "instant", "--max-num-seqs", "100000")
+		c := exec.Command(bin, "replay", trace, "--target", url, "-o", out, "--allow-invalid")
+		if b, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, b)
+		}
+		stop()
+		m, rows := readRun(t, out)
+		slices.SortFunc(rows, func(a, b *formats.Exchange) int { return int(a.ArrivalIndex.V - b.ArrivalIndex.V) })
+		var lag, want, got []float64
+		late := 0
+		for _, x := range rows {
+			l := float64(x.SentNS.V) / 1e6
+			lag = append(lag, l)
+			if l > 1 {
+				late++
+			}
+			want = append(want, float64(x.ArrivalUnixNS-rows[0].ArrivalUnixNS)/1e9)
+			got = append(got, float64(x.ArrivalUnixNS+x.SentNS.V-rows[0].ArrivalUnixNS)/1e9)
+		}
+		slices.Sort(got)
+		fmt.Printf("| %.0f | %d | %.3f %% | %.3f | %.3f | %.3f | %.3f | %.3f | %d | %.3f | %.3f | %.4f | %.4f |\n", rate, len(rows), 100*float64(late)/float64(len(rows)), quantile(lag, 0.5), quantile(lag, 0.9),
+			quantile(lag, 0.99), quantile(lag, 0.999), quantile(lag, 1), m.Requests.Completed, dispersion(got, 1), dispersion(want, 1), autocorrelation(got), autocorrelation(want))
+	}
+	// A burst: as many as a thousand in one instant.
+	trace := load(t, 1000, 16, 2, func(int) time.Duration { return time.Second })
+	out := filepath.Join(t.TempDir(), "run")
+	url, stop := simulate(t, bin, "--profile", "instant", "--max-num-seqs", "100000")
+	c := exec.Command(bin, "replay", trace, "--target", url, "-o", out, "--allow-invalid")
+	if b, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, b)
+	}
+	stop()
+	_, rows := readRun(t, out)
+	var lag, end []float64
+	reused := 0
+	for _, x := range rows {
+		lag = append(lag, float64(x.SentNS.V)/1e6)
+		end = append(end, float64(x.RequestEndNS.V)/1e6)
+		if x.ConnReused.V {
+			reused++
+		}
+	}
+	fmt.Printf("\nburst of %d in one instant: first byte of the first after %.3f ms, of half after %.3f ms, of the last after %.3f ms; last byte of the last after %.3f ms; %d on a connection that stood\n",
+		len(rows), quantile(lag, 0), quantile(lag, 0.5), quantile(lag, 1), quantile(end, 1), reused)
+}
+
+// dispersion is the variance of the counts of windows of s seconds over their mean.
+func dispersion(at []float64, s float64) float64 {
+	counts := make([]float64, int(at[len(at)-1]/s))
+	for _, a := range at {
+		if i := int(a / s); i < len(counts) {
+			counts[i]++
+		}
+	}
+	m, v := mean(counts), 0.0
+	for _, c := range counts {
+		v += (c - m) * (c - m)
+	}
+	return v / float64(len(counts)) / m
+}
+
+// autocorrelation is that of the gaps, at lag one.
+func autocorrelation(at []float64) float64 {
+	gaps := make([]float64, len(at)-1)
+	for i := range gaps {
+		gaps[i] = at[i+1] - at[i]
+	}
+	m := mean(gaps)
+	var num, den float64
+	for i, g := range gaps {
+		den += (g - m) * (g - m)
+		if i > 0 {
+			num += (g - m) * (gaps[i-1] - m)
+		}
+	}
+	return num / den
+}
