@@ -6,6 +6,7 @@ import (
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/compress/zstd"
+	"github.com/parquet-go/parquet-go/encoding"
 )
 
 const (
@@ -13,6 +14,7 @@ const (
 	batchValues   = 1 << 16 // list elements collected before they do
 	groupRows     = 1 << 17 // rows of a row group
 	groupBytes    = 32 << 20
+	pageBytes     = 256 << 10    // of a page before compression; a writer holds a page of each column
 	headerKey     = "shadowtape" // Parquet key-value metadata: the Header as JSON
 	segmentPrefix = "exchanges-"
 	segmentSuffix = ".parquet"
@@ -26,11 +28,19 @@ type inOrder struct {
 
 func (g inOrder) Fields() []parquet.Field { return g.fields }
 
-// schema is the Parquet schema of a segment.
-var schema = func() *parquet.Schema {
+// schema is the Parquet schema of a segment; hashedSchema is the same with another encoding of prefix_blocks.
+var schema, hashedSchema = newSchema(delta), newSchema(plain)
+
+// newSchema makes the schema out of the column table. Block ids that are counted up, as public traces have them, are smallest as deltas;
+// hashes have no neighbors, and repeat as whole runs, which only shows where each stands on its eight bytes.
+func newSchema(blocks encoding.Encoding) *parquet.Schema {
 	g := inOrder{Group: parquet.Group{}}
 	for _, c := range columns {
-		n := parquet.Encoded(c.kind.node(), c.encoding)
+		e := c.encoding
+		if c.name == ColPrefixBlocks {
+			e = blocks
+		}
+		n := parquet.Encoded(c.kind.node(), e)
 		if c.kind.list() {
 			n = parquet.List(n)
 		}
@@ -47,12 +57,14 @@ var schema = func() *parquet.Schema {
 		g.fields = append(g.fields, byName[string(c.name)])
 	}
 	return parquet.NewSchema("exchange", g)
-}()
+}
 
 // segment writes the rows of one Parquet file. Rows are collected by column and handed to the column writers in batches; a column that
 // is unknown throughout a batch costs one slice of shared nulls.
 type segment struct {
-	w          *parquet.Writer
+	out        io.Writer
+	version    string
+	w          *parquet.Writer // nil before the first batch, whose block ids choose the encoding
 	columns    []pending
 	nulls      []parquet.Value
 	batch      int // rows in the open batch
@@ -74,9 +86,7 @@ type pending struct {
 }
 
 func newSegment(out io.Writer, toolVersion string) *segment {
-	s := &segment{nulls: make([]parquet.Value, batchRows)}
-	s.w = parquet.NewWriter(out, schema, parquet.Compression(&zstd.Codec{Level: zstd.SpeedBetterCompression}),
-		parquet.CreatedBy("shadowtape", toolVersion, ""), parquet.DataPageStatistics(false), parquet.DictionaryMaxBytes(1<<20))
+	s := &segment{out: out, version: toolVersion, nulls: make([]parquet.Value, batchRows)}
 	for i, c := range columns {
 		s.columns = append(s.columns, pending{column: c, index: i})
 	}
@@ -84,6 +94,25 @@ func newSegment(out io.Writer, toolVersion string) *segment {
 		s.nulls[i] = parquet.NullValue().Level(0, 0, 0)
 	}
 	return s
+}
+
+// start opens the Parquet writer.
+func (s *segment) start() {
+	chosen := schema
+	for i := range s.columns {
+		p := &s.columns[i]
+		if p.name != ColPrefixBlocks {
+			continue
+		}
+		for _, v := range p.values {
+			if n := v.Int64(); !v.IsNull() && (n < 0 || n >= 1<<40) {
+				chosen = hashedSchema
+				break
+			}
+		}
+	}
+	s.w = parquet.NewWriter(s.out, chosen, parquet.Compression(&zstd.Codec{Level: zstd.SpeedBetterCompression}), parquet.PageBufferSize(pageBytes),
+		parquet.CreatedBy("shadowtape", s.version, ""), parquet.DataPageStatistics(false), parquet.DictionaryMaxBytes(1<<20))
 }
 
 func (s *segment) write(x *Exchange) error {
@@ -211,6 +240,9 @@ func (p *pending) start(s *segment) {
 }
 
 func (s *segment) flushBatch() error {
+	if s.w == nil {
+		s.start()
+	}
 	if s.batch == 0 {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"io"
 	"maps"
 	"strings"
+	"time"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -52,6 +53,7 @@ type input struct {
 	r      *bufio.Reader // decompressed
 	header *formats.Header
 	notes  map[string]int64 // what was kept but is odd
+	hash   *hasher
 	o      Options
 	part   int   // number of the file, from 0
 	rows   int64 // exchange ids that earlier files took
@@ -78,17 +80,24 @@ type Options struct {
 	Strict    bool   // the first bad row ends the import
 	BlockSize int    // tokens of a prefix block where the file does not say; 0 finds it from the rows
 	Licence   string // "" takes the published files'
-	LogFormat string // the access log's format line, for nginx and envoy
+	LogFormat string // the access log's format line, for nginx and envoy; "" is their own default
 	Seed      uint64 // for formats that must be expanded by chance
 	HashKey   []byte // for keyed hashes of identifiers; nil draws one and forgets it
+
+	// SessionGap is how far apart the sessions begin where each file is one session with a clock of its own.
+	SessionGap time.Duration
 }
 
-// Validate refuses a negative block size.
+// Validate refuses what is negative.
 func (o Options) Validate() error {
+	var errs []error
 	if o.BlockSize < 0 {
-		return fmt.Errorf("block size %d: below 0", o.BlockSize)
+		errs = append(errs, fmt.Errorf("block size %d: below 0", o.BlockSize))
 	}
-	return nil
+	if o.SessionGap < 0 {
+		errs = append(errs, fmt.Errorf("session gap %v: below 0", o.SessionGap))
+	}
+	return errors.Join(errs...)
 }
 
 // Report accounts for every row that an import read: Read == Kept + Dropped.
@@ -127,6 +136,7 @@ func Import(ctx context.Context, f Format, sources []Source, where string, h for
 
 func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Report, o Options) error {
 	all := sha256.New()
+	hash := newHasher(o.HashKey)
 	var names []string
 	for i, src := range sources {
 		one := sha256.New()
@@ -135,7 +145,7 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 		if err != nil {
 			return fmt.Errorf("import %s: %w", src.Name, err)
 		}
-		in := &input{name: src.Name, r: bufio.NewReaderSize(plain, 1<<20), header: s.header(), notes: r.Notes, o: o, part: i, rows: s.rows}
+		in := &input{name: src.Name, r: bufio.NewReaderSize(plain, 1<<20), header: s.header(), notes: r.Notes, hash: hash, o: o, part: i, rows: s.rows}
 		if err := importOne(ctx, f, in, s, r); err != nil {
 			return fmt.Errorf("import %s: %w", src.Name, err)
 		}
@@ -151,6 +161,9 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 		}
 	}
 	h := s.header()
+	if hash.used {
+		h.HashKeyID = hash.keyID()
+	}
 	h.Source, h.SourceSHA256 = strings.Join(names, ","), hex.EncodeToString(all.Sum(nil))
 	return nil
 }

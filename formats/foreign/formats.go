@@ -23,4 +23,25 @@ var importers = []Format{
 		detect:  keyed("timestamp", "input_length", "output_length", "!chat_id"),
 		open:    mooncake,
 	},
+	{
+		Name: "bailian", Summary: "Qwen-Bailian traces A, B, thinking, coder (JSON lines)",
+		Fields:  "timestamp (s), input_length, output_length, hash_ids, chat_id, parent_chat_id, turn",
+		Licence: "Apache-2.0",
+		detect:  keyed("timestamp", "input_length", "output_length", "chat_id"),
+		open:    bailian,
+	},
+	{
+		Name: "burstgpt", Summary: "BurstGPT 1, 2 and 3 (CSV)",
+		Fields:  "Timestamp (s), Model, Request tokens, Response tokens; Session ID, Elapsed time",
+		Licence: "CC-BY-4.0",
+		detect:  headed(",", "timestamp", "model", "request tokens", "response tokens"),
+		open:    burstGPT,
+	},
+	{
+		Name: "weka", Summary: "kv-cache-tester sessions, one file each (JSON)",
+		Fields:  "requests: t (s), type, in, out, hash_ids, model, stop, ttft, api_time; sub-agents",
+		Licence: "Apache-2.0",
+		detect:  keyed("id", "block_size", "requests"),
+		open:    weka,
+	},
 }
