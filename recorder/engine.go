@@ -84,23 +84,28 @@ const sweepEvery = 10e9
 
 // find returns the segment's connection, a new one where it opens one, nil where it belongs to none.
 func (e *engine) find(s *segment) *conn {
-	c := e.recent
-	if c == nil || c.key != s.flow {
-		c = e.conns[s.flow]
+	if c := e.recent; c != nil && c.out == s.out && c.key == s.flow && s.flags&tcpSYN == 0 && c.relation(s) == same {
+		return c
 	}
-	for ; c != nil; c = c.next {
-		switch c.relation(s) {
-		case same:
-			e.recent = c
-			return c
-		case over: // the address pair is in use again
-			e.retire(c)
+	// Those seen in the same wrapping come first.
+	for _, mine := range [2]bool{true, false} {
+		for c := e.conns[s.flow]; c != nil; c = c.next {
+			if c.mine(s) != mine {
+				continue
+			}
+			switch c.relation(s) {
+			case same:
+				e.recent = c
+				return c
+			case over: // the address pair is in use again
+				e.retire(c)
+			}
 		}
 	}
 	if len(s.payload)+s.cut == 0 && s.flags&tcpSYN == 0 {
 		return nil
 	}
-	c = &conn{key: s.flow, out: s.out, client: -1, syn: s.flags&tcpSYN != 0, last: s.at, next: e.conns[s.flow]}
+	c := &conn{key: s.flow, out: s.out, client: -1, syn: s.flags&tcpSYN != 0, last: s.at, next: e.conns[s.flow]}
 	if s.flags&tcpSYN != 0 {
 		c.client = s.from
 		if s.flags&tcpACK != 0 {
@@ -129,12 +134,7 @@ const (
 // another tunnel), or to a later one that ends it.
 func (c *conn) relation(s *segment) relation {
 	h := &c.half[s.from]
-	mine := s.out == c.out
-	if !mine {
-		for _, v := range c.views {
-			mine = mine || v == s.out
-		}
-	}
+	mine := c.mine(s)
 	if s.flags&tcpSYN != 0 {
 		switch {
 		case h.hasISN && h.isn == s.seq, h.known && !h.hasISN && h.total < maxJump && diff(h.next, s.seq+1) >= 0 && diff(h.next, s.seq+1) <= h.total:
@@ -174,6 +174,19 @@ func (c *conn) relation(s *segment) relation {
 		return same // a stray packet
 	}
 	return other
+}
+
+// mine reports whether the connection has been seen in the segment's wrapping.
+func (c *conn) mine(s *segment) bool {
+	if s.out == c.out {
+		return true
+	}
+	for _, v := range c.views {
+		if v == s.out {
+			return true
+		}
+	}
+	return false
 }
 
 // plausible reports whether a segment in another wrapping is the same flow: sequence numbers that fit both ways do not happen by chance.
