@@ -35,6 +35,7 @@ type Ring struct {
 	blocks   int
 	next     int
 	scratch  []byte
+	down     bool // the interface went down: is it gone?
 	closing  atomic.Bool
 	read     atomic.Int64
 	cut      atomic.Int64
@@ -222,10 +223,19 @@ func (r *Ring) Read(ctx context.Context, wait time.Duration, emit func(*Packet))
 	}
 	stop := context.AfterFunc(ctx, r.signal)
 	defer stop()
-	if err := r.poll(wait); err != nil {
+	if r.down {
+		wait = min(wait, 100*time.Millisecond)
+	}
+	err := r.poll(wait)
+	if err == nil {
+		err = r.gone()
+	}
+	if err != nil {
 		return 0, err
 	}
-	n = r.drain(emit)
+	if n = r.drain(emit); n > 0 {
+		r.down = false
+	}
 	return n, r.endOf(ctx)
 }
 
@@ -283,16 +293,24 @@ func (r *Ring) socketError() error {
 	if errno == 0 {
 		return nil
 	}
-	if errno == unix.ENETDOWN && r.index != 0 {
-		if _, err := net.InterfaceByIndex(r.index); err != nil {
-			return fmt.Errorf("wait for packets on %s: %w", r.name, ErrGone)
-		}
-		return nil
-	}
 	if errno == unix.ENETDOWN {
-		return nil
+		r.down = r.index != 0
+		return r.gone()
 	}
 	return fmt.Errorf("wait for packets on %s: %w", r.name, errno)
+}
+
+// gone looks whether an interface that went down has been removed since: the kernel reports going down only, but unbinds the socket from
+// an interface that is removed.
+func (r *Ring) gone() error {
+	if !r.down {
+		return nil
+	}
+	name, err := unix.Getsockname(r.fd)
+	if ll, ok := name.(*unix.SockaddrLinklayer); err != nil || !ok || ll.Ifindex != r.index {
+		return fmt.Errorf("wait for packets on %s: %w", r.name, ErrGone)
+	}
+	return nil
 }
 
 // drain hands out the blocks that are ready, one whole ring of them at most, so that the caller gets a turn.
