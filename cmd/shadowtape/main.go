@@ -54,8 +54,10 @@ var verbs = []func(*app) *cobra.Command{
 	replayCommand,
 	analyzeCommand,
 	diffCommand,
+	synthCommand,
 	simulateCommand,
 	calibrateCommand,
+	gpusCommand,
 	simCommand,
 	versionCommand,
 }
