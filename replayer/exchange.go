@@ -61,8 +61,11 @@ func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire []byte, c
 	for attempt := int32(1); ; attempt++ {
 		x.Attempt = formats.Of(attempt)
 		k := p.get()
-		x.ConnReused = formats.Of(k != nil)
-		if k == nil {
+		kept := k != nil
+		if kept {
+			x.ConnReused = formats.Of(k.used > 0)
+		} else {
+			x.ConnReused = formats.Of(false)
 			var s setup
 			var err error
 			k, s, err = p.dial(ctx)
@@ -96,7 +99,7 @@ func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire []byte, c
 		}
 		_, werr := k.Write(wire)
 		x.RequestEndNS = formats.Of(clk.now() - due)
-		again := k.answer(x, clk, due, werr, attempt < maxAttempts && x.ConnReused.V)
+		again := k.answer(x, clk, due, werr, attempt < maxAttempts && kept)
 		p.c.leave(k)
 		if !again {
 			if x.EndReason == formats.EndTimeout && p.c.isCut() {
@@ -122,6 +125,7 @@ func fail(x *formats.Exchange, at int64, kind string, reason formats.EndReason) 
 // answer reads the response; werr is how the writing ended. It returns true where the request may be sent again: the connection was
 // closed before it answered, and retry allows it. The connection is kept or closed by then.
 func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, retry bool) (again bool) {
+	k.used++
 	h, first, started, err := k.readHead(clk)
 	if err != nil {
 		k.Close()

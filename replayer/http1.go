@@ -234,6 +234,7 @@ type conn struct {
 	readAt int64 // when the bytes of the last read were there, by the run's clock
 	kernel bool  // readAt is the kernel's
 	delay  int64 // nanoseconds from readAt to the return of the read; only where kernel
+	used   int   // exchanges so far
 	spent  bool  // not fit for another exchange
 }
 

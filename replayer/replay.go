@@ -63,6 +63,7 @@ type replay struct {
 	readErr  error // of the schedule
 	inFlight sync.WaitGroup
 	out      rowQueue
+	warm     *warmer
 	stats    Stats
 	statsMu  sync.Mutex
 }
@@ -80,6 +81,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	o.defaults(c)
 	r := &replay{o: o, c: c, p: p, live: o.Live, started: make(chan struct{}), order: make(chan *job, o.AheadCount), work: make(chan *job, o.AheadCount)}
 	r.freed = sync.NewCond(&r.budget)
+	r.warm = &warmer{pools: c.targets}
 	r.stats.Errors, r.stats.Dropped = map[string]int64{}, map[string]int64{}
 	parent := ctx
 	ctx, cancel := context.WithCancel(ctx)
@@ -96,7 +98,10 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	go func() { writeErr <- r.out.drain(dst, cancel) }()
 
 	first := <-r.order // nil where the schedule is empty
-	r.clk = newClock(r.zero(first))
+	r.clk = newClock(r.zero(ctx, first))
+	if !o.Cold {
+		wg.Go(func() { r.warm.run(ctx, r.clk) })
+	}
 	close(r.started)
 	r.live.Start.Store(r.clk.unix)
 	r.stats.Start = r.clk.start
@@ -129,15 +134,24 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	return r.stats, nil
 }
 
-// zero decides when the schedule starts: as given, or when the first body is ready, with a moment for those right behind it.
-func (r *replay) zero(first *job) time.Time {
+// zero decides when the schedule starts: as given, or when the first body is ready and connections stand, with a moment for what is
+// right behind.
+func (r *replay) zero(ctx context.Context, first *job) time.Time {
 	if !r.o.Start.IsZero() {
 		return r.o.Start
 	}
-	if first != nil {
-		<-first.ready
+	const moment = 50 * time.Millisecond
+	if first == nil {
+		return time.Now()
 	}
-	return time.Now().Add(50 * time.Millisecond)
+	<-first.ready
+	SleepTimer(time.Now().Add(moment), ctx.Done())
+	if !r.o.Cold {
+		ctx, cancel := context.WithTimeout(ctx, warmStart)
+		r.warm.fill(ctx, -1)
+		cancel()
+	}
+	return time.Now().Add(moment)
 }
 
 // read takes the schedule into the queues, no further ahead than the options allow.
@@ -167,6 +181,9 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 		index++
 		if !r.take(ctx, j.cost) {
 			return
+		}
+		if !r.o.Cold {
+			r.warm.add(a.At)
 		}
 		select {
 		case r.order <- j:

@@ -40,7 +40,7 @@ func TestNothingWaitsForAnAnswer(t *testing.T) {
 func TestTimesAreExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(50*ms, 10*ms, 4)}
-		_, rows := replayed(t, t.Context(), s, at(0, time.Second), Options{RequestIDs: "run"}, ClientOptions{})
+		_, rows := replayed(t, t.Context(), s, at(0, time.Second), Options{RequestIDs: "run", Cold: true}, ClientOptions{})
 		for i, x := range rows {
 			if x.FirstEventNS.V != 0 || x.FirstTokenNS.V != int64(50*ms) || x.LastTokenNS.V != int64(80*ms) || x.EndNS.V != int64(80*ms) || x.ResponseHeaderNS.V != 0 {
 				t.Errorf("%d: first event %d, first token %d, last token %d, end %d", i, x.FirstEventNS.V, x.FirstTokenNS.V, x.LastTokenNS.V, x.EndNS.V)
@@ -186,7 +186,7 @@ func TestInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		s := &scripted{answer: stream(100*ms, 100*ms, 50)}
-		time.AfterFunc(1050*ms+50*ms, cancel) // 50 ms until the schedule's zero
+		time.AfterFunc(1050*ms+100*ms, cancel) // 100 ms until the schedule's zero
 		st, rows := replayed(t, ctx, s, every(500*ms, 1000), Options{}, ClientOptions{})
 		if !st.Interrupted || st.Requests.Scheduled != 3 || st.Requests.RunEnd != 3 {
 			t.Fatalf("%+v interrupted %t", st.Requests, st.Interrupted)
@@ -304,7 +304,7 @@ func TestReuseRace(t *testing.T) {
 			}
 			return ok(w, n, r, b)
 		}}
-		st, rows := replayed(t, t.Context(), s, every(time.Second, 4), Options{}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, every(time.Second, 4), Options{Cold: true}, ClientOptions{})
 		if st.Retried != 1 || st.Requests.Completed != 3 || st.Errors[formats.ErrorReset] != 1 {
 			t.Fatalf("retried %d, %+v %v", st.Retried, st.Requests, st.Errors)
 		}
@@ -317,18 +317,43 @@ func TestReuseRace(t *testing.T) {
 	})
 }
 
+// The connections of a burst stand before it, and no latency has a connection's set-up in it.
+func TestConnectionsAreWarm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(10*ms, 10*ms, 2), slowDial: 30 * ms}
+		burst := make([]time.Duration, 300)
+		for i := range burst {
+			burst[i] = 3 * time.Second
+		}
+		st, rows := replayed(t, t.Context(), s, at(append([]time.Duration{0, 7 * ms}, burst...)...), Options{}, ClientOptions{})
+		for _, x := range rows {
+			if x.ConnectNS.Valid || x.SentNS.V != 0 {
+				t.Fatalf("request %d: connect %v, sent %v after its time", x.ArrivalIndex.V, x.ConnectNS, time.Duration(x.SentNS.V))
+			}
+		}
+		if st.Late != 0 || s.dials > 400 {
+			t.Errorf("%d late, %d dials", st.Late, s.dials)
+		}
+		s = &scripted{answer: stream(10*ms, 10*ms, 2), slowDial: 30 * ms}
+		_, rows = replayed(t, t.Context(), s, at(0), Options{Cold: true}, ClientOptions{})
+		if x := rows[0]; x.ConnectNS.V != int64(30*ms) || x.SentNS.V != int64(30*ms) || x.ConnReused.V {
+			t.Errorf("a cold connection: connect %v, sent %v", x.ConnectNS, x.SentNS)
+		}
+	})
+}
+
 // Idle connections are given up before the server does (uvicorn: 5 s).
 func TestIdleLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(0, 0, 1)}
-		_, rows := replayed(t, t.Context(), s, at(0, 3*time.Second, 8*time.Second), Options{}, ClientOptions{})
+		_, rows := replayed(t, t.Context(), s, at(0, 3*time.Second, 8*time.Second), Options{Cold: true}, ClientOptions{})
 		if s.dials != 2 || !rows[1].ConnReused.V || rows[2].ConnReused.V {
 			t.Errorf("%d dials", s.dials)
 		}
 		s = &scripted{answer: func(w io.Writer, _ int, _ *http.Request, _ []byte) error {
 			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nKeep-Alive: timeout=2, max=100\r\nContent-Length: 2\r\n\r\n{}")
 		}}
-		_, rows = replayed(t, t.Context(), s, at(0, 900*ms, 2500*ms), Options{}, ClientOptions{})
+		_, rows = replayed(t, t.Context(), s, at(0, 900*ms, 2500*ms), Options{Cold: true}, ClientOptions{})
 		if s.dials != 2 || !rows[1].ConnReused.V || rows[2].ConnReused.V {
 			t.Errorf("%d dials with a server that keeps 2 s", s.dials)
 		}

@@ -27,9 +27,12 @@ type scripted struct {
 	seen   []time.Time
 	wg     sync.WaitGroup
 	refuse bool
+
+	slowDial time.Duration
 }
 
 func (s *scripted) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	time.Sleep(s.slowDial)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dials++
