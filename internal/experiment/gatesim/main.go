@@ -219,7 +219,7 @@ func gate(pairs int, history bool) func(experiment, []*verdict.Run) (map[string]
 }
 
 func alone(x experiment, candidate []*verdict.Run) (map[string]bool, map[string]verdict.State, int) {
-	found, err := verdict.DecideAlone(candidate[:3], verdict.Options{Metrics: gated, Past: x.past})
+	found, err := verdict.DecideAlone(candidate[:3], nil, verdict.Options{Metrics: gated, Past: x.past})
 	if err != nil {
 		panic(err) // likewise
 	}

@@ -151,14 +151,24 @@ func Decide(base, candidate []*Run, o Options) ([]Finding, error) {
 	return findings(rows), nil
 }
 
-// DecideAlone compares candidate launches with the history alone, where no base was measured beside them. Metrics without enough history
-// have no finding.
-func DecideAlone(candidate []*Run, o Options) ([]Finding, error) {
+// Alone is what DecideAlone asks of whatever stands in for base runs: the difference of candidate levels from it, on the metric's scale,
+// its deviation, and the level that it stands for.
+type Alone func(m Metric, candidate []float64) (e stats.Estimate, base float64, ok bool)
+
+// DecideAlone compares candidate launches with something that was not measured beside them: the history where against is nil, or a
+// baseline. Metrics that it knows nothing of have no finding.
+func DecideAlone(candidate []*Run, against Alone, o Options) ([]Finding, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	if o.Alpha == 0 {
-		o.Alpha = aloneAlpha
+		o.Alpha = AloneAlpha
+	}
+	if against == nil {
+		against = func(m Metric, levels []float64) (stats.Estimate, float64, bool) {
+			e, ok := o.Past[m.Name].Against(levels)
+			return e, stats.Median(o.Past[m.Name].Nights), ok
+		}
 	}
 	var rows []*row
 	for _, m := range o.Metrics {
@@ -171,23 +181,26 @@ func DecideAlone(candidate []*Run, o Options) ([]Finding, error) {
 				levels = append(levels, v)
 			}
 		}
-		past := o.Past[m.Name]
-		e, ok := past.Against(levels)
+		if len(levels) == 0 {
+			continue
+		}
+		e, base, ok := against(m, levels)
 		if !ok {
 			continue
 		}
 		e.Mean *= m.sign()
-		w := newRow(m, e, m.figure([]float64{stats.Median(past.Nights)}), m.figure([]float64{stats.Median(levels)}), o.Alpha)
-		w.f.Pairs, w.f.MorePairs = 0, formats.Null[int]{}
-		w.band(past, levels)
+		w := newRow(m, e, m.figure([]float64{base}), m.figure([]float64{stats.Median(levels)}), o.Alpha)
+		w.f.Pairs, w.f.MorePairs, w.f.Statistic = 0, formats.Null[int]{}, "of each run, median over runs"
+		w.band(o.Past[m.Name], levels)
 		rows = append(rows, w)
 	}
 	correct(rows, o.Alpha)
 	return findings(rows), nil
 }
 
-// aloneAlpha is the level of a comparison with the history alone: about three deviations, since nothing cancels the host's own moods.
-const aloneAlpha = 0.005
+// AloneAlpha is the one-sided level of a comparison with what was not measured beside: about three deviations, since nothing cancels the
+// host's own moods.
+const AloneAlpha = 0.005
 
 // row is a metric being decided.
 type row struct {
@@ -248,7 +261,7 @@ func newRow(m Metric, e stats.Estimate, a, b, alpha float64) *row {
 	}
 	f := Finding{
 		Metric: m.Name, Unit: m.Unit, Better: m.Better, Statistic: statistics[m.Kind], Gated: m.Gate, State: Inconclusive, Base: known(a), Candidate: known(b),
-		TolerancePct: 100 * m.Tolerance, MinimumPct: 100 * m.Minimum, Pairs: e.N, P: known(e.P()),
+		TolerancePct: 100 * m.Tolerance, MinimumPct: 100 * m.Minimum, Pairs: e.N, P: known(e.P()), PairChangesPct: []float64{},
 	}
 	s := m.sign()
 	f.ChangePct = known(m.percent(s * e.Mean))

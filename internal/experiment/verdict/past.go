@@ -8,10 +8,10 @@ import (
 
 // Past is what a history knows of one metric of one series, on the metric's scale. The zero value is no history.
 type Past struct {
-	Nights  []float64 // levels of the current segment, one for each night: the median of its launches
-	Earlier []float64 // of earlier segments: nights minus their segment's median
-	AA      []float64 // differences of pairs of launches of the same build
-	Slow    []int     // the slow set that the levels of a Slow metric are over
+	Nights  []float64 `json:"nights,omitempty"`  // levels of the current segment, one for each night: the median of its launches
+	Earlier []float64 `json:"earlier,omitempty"` // of earlier segments: nights minus their segment's median
+	AA      []float64 `json:"aa,omitempty"`      // differences of pairs of launches of the same build
+	Slow    []int     `json:"slow,omitempty"`    // the slow set that the levels of a Slow metric are over
 }
 
 const (
@@ -47,7 +47,7 @@ func (p Past) Bounds() (lo, median, hi float64, ok bool) {
 	return median - reach, median, median + reach, true
 }
 
-// Against estimates the difference of candidate launches from the history alone, where nothing was measured beside them: the median of
+// Against estimates, on the metric's scale, the difference of candidate launches from the history alone, where nothing was measured beside them: the median of
 // the launches against the median of the nights. Its deviation is a night's, so it is a little wide.
 func (p Past) Against(levels []float64) (stats.Estimate, bool) {
 	sd, df, ok := p.spread()
