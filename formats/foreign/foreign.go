@@ -49,14 +49,15 @@ func Named(name string) (Format, error) {
 
 // input is one foreign file while it is read. A decoder states in header what it learns about the whole.
 type input struct {
-	name   string
-	r      *bufio.Reader // decompressed
-	header *formats.Header
-	notes  map[string]int64 // what was kept but is odd
-	hash   *hasher
-	o      Options
-	part   int   // number of the file, from 0
-	rows   int64 // exchange ids that earlier files took
+	name    string
+	r       *bufio.Reader // decompressed
+	header  *formats.Header
+	notes   map[string]int64 // what was kept but is odd
+	hash    *hasher
+	o       Options
+	part    int   // number of the file, from 0
+	rows    int64 // exchange ids that earlier files took
+	closers []io.Closer
 }
 
 // peek is the beginning of the content.
@@ -146,7 +147,11 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 			return fmt.Errorf("import %s: %w", src.Name, err)
 		}
 		in := &input{name: src.Name, r: bufio.NewReaderSize(plain, 1<<20), header: s.header(), notes: r.Notes, hash: hash, o: o, part: i, rows: s.rows}
-		if err := importOne(ctx, f, in, s, r); err != nil {
+		err = importOne(ctx, f, in, s, r)
+		for _, c := range in.closers {
+			err = errors.Join(err, c.Close())
+		}
+		if err != nil {
 			return fmt.Errorf("import %s: %w", src.Name, err)
 		}
 		if _, err := io.Copy(io.Discard, raw); err != nil {
@@ -169,7 +174,7 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 }
 
 func importOne(ctx context.Context, f Format, in *input, s *sorter, r *Report) error {
-	if head := in.peek(); !f.detect(head) {
+	if head := in.peek(); !f.detect(head) && in.o.LogFormat == "" {
 		for _, other := range importers {
 			if other.Name != f.Name && other.detect(head) {
 				return fmt.Errorf("this is no %s: it looks like %s", f.Name, other.Name)

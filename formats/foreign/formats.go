@@ -1,5 +1,7 @@
 package foreign
 
+import "bytes"
+
 // importers is the table of formats.
 var importers = []Format{
 	{
@@ -44,4 +46,73 @@ var importers = []Format{
 		detect:  keyed("id", "block_size", "requests"),
 		open:    weka,
 	},
+	{
+		Name: "dynamo", Summary: "NVIDIA Dynamo request traces (JSON lines)",
+		Fields: "request_end events: request_received_ms, input_tokens, output_tokens, ttft_ms, total_time_ms, replay hashes, session",
+		detect: looksLikeDynamo,
+		open:   dynamo,
+	},
+	{
+		Name: "otel", Summary: "OpenTelemetry GenAI spans (OTLP JSON, or flattened)",
+		Fields: "gen_ai.* attributes, span times, sessions, parents; token counts estimated from text where there are none",
+		detect: looksLikeOTel,
+		open:   otel,
+	},
+	{
+		Name: "litellm", Summary: "LiteLLM spend logs (CSV or JSON)",
+		Fields: "startTime, endTime, completionStartTime, prompt_tokens, completion_tokens, model, status, session_id, cache_hit",
+		detect: anyOf(headed(",", "starttime", "prompt_tokens", "call_type"), anywhere(`"call_type"`, `"startTime"`, `"prompt_tokens"`)),
+		open:   liteLLM,
+	},
+	{
+		Name: "langfuse", Summary: "Langfuse observations (CSV or JSON)",
+		Fields: "type GENERATION: startTime, completionStartTime, endTime, model, modelParameters, usageDetails, level, sessionId",
+		detect: anyOf(headed(",", "traceid", "starttime"), anyOf(headed(",", "trace_id", "start_time"), anywhere(`"traceId"`, `"startTime"`, `"type"`))),
+		open:   langfuse,
+	},
+	{
+		Name: "openai-batch", Summary: "OpenAI batch files, input or output (JSON lines)",
+		Fields: "custom_id, url, body; response.status_code, usage. No times: all arrive at once",
+		detect: anyOf(keyed("custom_id", "url"), keyed("custom_id", "response")),
+		open:   openAIBatch,
+	},
+	{
+		Name: "baseten", Summary: "Baseten's export (Parquet)",
+		Fields: "timestamp_start_unix_ms, input_tokens, output_tokens; sessions, hashes, durations, request_canceled",
+		detect: func(head []byte) bool { return string(head[:min(4, len(head))]) == "PAR1" },
+		open:   baseten,
+	},
+	{
+		Name: "nginx", Summary: "nginx access logs (--log-format, default combined)",
+		Fields: "time_local, msec or time_iso8601, request, status, request_time, upstream_*, body_bytes_sent, request_id",
+		detect: looksLikeAccessLog,
+		open:   nginx,
+	},
+	{
+		Name: "envoy", Summary: "Envoy access logs (--log-format, default Envoy's)",
+		Fields: "START_TIME, REQ(:METHOD), REQ(:PATH), RESPONSE_CODE, RESPONSE_FLAGS, BYTES_*, *DURATION, UPSTREAM_HOST",
+		detect: looksLikeAccessLog,
+		open:   envoy,
+	},
+}
+
+// anyOf detects by one way or the other.
+func anyOf(a, b func([]byte) bool) func([]byte) bool {
+	return func(head []byte) bool { return a(head) || b(head) }
+}
+
+// anywhere detects JSON by names that occur in its head.
+func anywhere(names ...string) func([]byte) bool {
+	return func(head []byte) bool {
+		head = bytes.TrimLeft(head, " \t\r\n")
+		if len(head) == 0 || head[0] != '{' && head[0] != '[' {
+			return false
+		}
+		for _, n := range names {
+			if !bytes.Contains(head, []byte(n)) {
+				return false
+			}
+		}
+		return true
+	}
 }
