@@ -204,7 +204,8 @@ func buildTable() *node {
 	for _, where := range []string{"usage.", "response.usage.", "message.usage."} {
 		n.add(where, usages)
 	}
-	n.elem = n // TGI: the answer may stand in an array
+	n.to("message").to("usage").to("output_tokens").field = none // of message_start: nothing has been generated yet
+	n.elem = n                                                   // TGI: the answer may stand in an array
 	return n
 }
 

@@ -186,6 +186,10 @@ func (r *Response) End(at int64, complete bool) {
 	}
 	x := r.x
 	switch r.mode {
+	case modeUnknown:
+		if len(r.first) > 0 {
+			r.mode = modeOther
+		}
 	case modeStream:
 		r.sse.end()
 	case modeJSON:

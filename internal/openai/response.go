@@ -39,6 +39,7 @@ type Response struct {
 	gapNext   bool // the next event follows a loss
 	statusEnd string
 	cutList   bool
+	first     []byte // bytes from which the mode cannot be told yet
 	ended     bool
 }
 
@@ -141,7 +142,12 @@ func (r *Response) Write(p []byte, at int64, flags int32) {
 	r.written += int64(len(p))
 	r.ev.flags |= flags
 	if r.mode == modeUnknown {
-		r.mode = sniff(p)
+		r.first = append(r.first, p...)
+		r.first = append(r.first[:0], r.first[leading(r.first):]...)
+		if r.mode = sniff(r.first); r.mode == modeUnknown {
+			return
+		}
+		p, r.first = r.first, nil
 		r.streamed = r.mode == modeStream
 	}
 	switch r.mode {
@@ -152,25 +158,40 @@ func (r *Response) Write(p []byte, at int64, flags int32) {
 	}
 }
 
-// sniff decides by the first byte of a body that is not declared an event stream.
+// leading is how many bytes of white space and byte order mark a body starts with.
+func leading(p []byte) int {
+	for i, c := range p {
+		switch c {
+		case ' ', '\t', '\r', '\n', 0xef, 0xbb, 0xbf:
+		default:
+			return i
+		}
+	}
+	return len(p)
+}
+
+// sniff decides by the first bytes of a body that is not declared an event stream.
 func sniff(p []byte) bodyMode {
-	p = bytes.TrimLeft(p, " \t\r\n\xef\xbb\xbf")
 	if len(p) == 0 {
 		return modeUnknown
 	}
-	switch c := p[0]; {
-	case c == '{' || c == '[' || c == '"':
+	switch p[0] {
+	case '{', '[', '"':
 		return modeJSON
-	case c == ':' || c == 'd' && hasAnyPrefix(p, "data:") || c == 'e' && (hasAnyPrefix(p, "event:") || hasAnyPrefix(p, "error:")) || c == 'i' && hasAnyPrefix(p, "id:"):
+	case ':':
+		return modeStream
+	}
+	for _, s := range [...]string{"data:", "event:", "error:", "id:", "retry:"} {
+		n := min(len(p), len(s))
+		if string(p[:n]) != s[:n] {
+			continue
+		}
+		if n < len(s) {
+			return modeUnknown
+		}
 		return modeStream
 	}
 	return modeOther
-}
-
-// hasAnyPrefix reports whether p and s agree as far as both go.
-func hasAnyPrefix(p []byte, s string) bool {
-	n := min(len(p), len(s))
-	return string(p[:n]) == s[:n]
 }
 
 // Lost says that n body bytes are missing here (0: an unknown number). A stream goes on at the next event that is whole; a JSON body

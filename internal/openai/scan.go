@@ -8,7 +8,7 @@ type scanner struct {
 	root  *node
 	state scanState
 	esc   bool  // the byte before was a backslash
-	wrote bool  // a byte of the value has been seen
+	wrote bool  // the value has begun
 	depth int   // containers open
 	size  int   // bytes of the open string or scalar
 	key   bool  // the open string is a key
@@ -58,9 +58,6 @@ func (s *scanner) complete() bool { return s.state == valueDone }
 
 // feed takes the next bytes. It stops after a complete value and returns how many bytes it used; what follows is the caller's.
 func (s *scanner) feed(p []byte) int {
-	if len(p) > 0 {
-		s.wrote = true
-	}
 	for i := 0; i < len(p); {
 		switch s.state {
 		case inString:
@@ -204,6 +201,7 @@ func (s *scanner) scalar() {
 
 // begin starts a value whose first byte is c.
 func (s *scanner) begin(c byte) {
+	s.wrote = true
 	switch {
 	case c == '"':
 		s.state, s.kept, s.size = inString, 0, 0
