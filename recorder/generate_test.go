@@ -224,11 +224,17 @@ func recordFrames(t testing.TB, frames []frame) (collect, Stats) {
 
 func recordBytes(t testing.TB, b []byte) (collect, Stats) {
 	t.Helper()
+	return record(t, write(t, b))
+}
+
+// write puts bytes into a file.
+func write(t testing.TB, b []byte) string {
+	t.Helper()
 	name := filepath.Join(t.TempDir(), "made.pcap")
 	if err := os.WriteFile(name, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return record(t, name)
+	return name
 }
 
 // readFrames reads a capture file's packets.
