@@ -35,6 +35,7 @@ type link struct {
 
 	lastNS   atomic.Int64 // since opened, of the last bytes either way
 	answered atomic.Bool  // the last bytes came from the server
+	cut      atomic.Bool  // we end it: neither peer did
 }
 
 // now is a time in nanoseconds since 1970 that never runs backwards on this connection.
@@ -52,7 +53,7 @@ func (k *link) run() {
 	}
 	defer k.server.Close()
 	defer k.client.Close()
-	k.trail = k.p.follower.open(Connection{Client: k.client.RemoteAddr().String(), Server: k.server.RemoteAddr().String(), OpenedUnixNS: k.opened.UnixNano()})
+	k.trail = k.p.follower.open(Connection{ID: k.p.lastID.Add(1), Client: k.client.RemoteAddr().String(), Server: k.server.RemoteAddr().String(), OpenedUnixNS: k.opened.UnixNano()})
 	defer func() { k.trail.close(k.now()) }()
 	if k.p.o.IdleTimeout > 0 {
 		go k.watchIdle(ctx)
@@ -160,7 +161,7 @@ func (k *link) pump(side Side, from, to net.Conn, passed *atomic.Int64) {
 			// Shown before it is sent: so the answer cannot be seen before its question. It costs a copy, and never waits.
 			k.trail.bytes(side, at, buffer[:n])
 			if _, werr := to.Write(buffer[:n]); werr != nil {
-				k.trail.end(other(side), k.now(), true)
+				k.ended(other(side), true)
 				k.abort()
 				return
 			}
@@ -170,7 +171,7 @@ func (k *link) pump(side Side, from, to net.Conn, passed *atomic.Int64) {
 			// A TLS peer that closes without saying so has ended, too; the other side is to see just that.
 			unsaid := errors.Is(err, io.ErrUnexpectedEOF)
 			ended := unsaid || errors.Is(err, io.EOF)
-			k.trail.end(side, k.now(), !ended)
+			k.ended(side, !ended)
 			if !ended || closeWrite(to, unsaid) != nil {
 				k.abort()
 			}
@@ -184,6 +185,13 @@ func (k *link) pump(side Side, from, to net.Conn, passed *atomic.Int64) {
 			largeBuffers.Put(large)
 			large, buffer = nil, small
 		}
+	}
+}
+
+// ended shows that a side has ended, unless that is our own doing.
+func (k *link) ended(side Side, reset bool) {
+	if !k.cut.Load() {
+		k.trail.end(side, k.now(), reset)
 	}
 }
 

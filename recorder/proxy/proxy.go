@@ -85,6 +85,7 @@ func cmpOr[T comparable](v, d T) T {
 
 // Connection names one connection to a consumer.
 type Connection struct {
+	ID             uint64 // 1, 2, 3 …
 	Client, Server string // addresses; Server is the upstream's as dialled
 	OpenedUnixNS   int64  // accepted
 }
@@ -115,6 +116,7 @@ type Proxy struct {
 	draining atomic.Bool
 
 	accepted, dialFailed, handshakes, cut atomic.Int64
+	lastID                                atomic.Uint64
 	fromClient, fromServer                atomic.Int64
 }
 
@@ -240,7 +242,7 @@ func (p *Proxy) drain(running *sync.WaitGroup) {
 		case <-ended:
 			return
 		case <-deadline.C:
-			p.each(func(k *link) { p.cut.Add(1); k.abort() })
+			p.each(func(k *link) { p.cut.Add(1); k.cut.Store(true); k.abort() })
 			<-ended
 			return
 		case <-tick.C:
