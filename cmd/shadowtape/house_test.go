@@ -41,7 +41,7 @@ var only = map[string][]string{
 	"github.com/moby/moby/client":      {"internal/deploy"},
 	"github.com/moby/moby/api":         {"internal/deploy"},
 	"github.com/containerd/errdefs":    {"internal/deploy"},
-	"golang.org/x/sys":                 {"recorder", "replayer", "internal/gpu", "internal/term", "formats"},
+	"golang.org/x/sys":                 {"recorder", "replayer", "internal/gpu", "internal/deploy", "internal/term", "internal/sim", "formats"},
 	"golang.org/x/net/bpf":             {"recorder"},
 	"golang.org/x/term":                {"internal/term", "cmd"},
 	"gopkg.in/yaml.v3":                 {"cmd", "internal/experiment", "internal/deploy"},
