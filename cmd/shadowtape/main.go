@@ -54,6 +54,9 @@ var verbs = []func(*app) *cobra.Command{
 	replayCommand,
 	analyzeCommand,
 	diffCommand,
+	baselineCommand,
+	historyCommand,
+	fitCommand,
 	synthCommand,
 	simulateCommand,
 	calibrateCommand,
@@ -88,7 +91,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 	for _, v := range verbs {
 		root.AddCommand(v(a))
 	}
-	root.SetArgs(args)
+	root.SetArgs(spread(args))
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errw)

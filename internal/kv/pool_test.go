@@ -309,9 +309,40 @@ func TestPublishedHitRates(t *testing.T) {
 		t.Skip("SKIPPED: set SHADOWTAPE_MOONCAKE to conversation_trace.jsonl to check the whole trace; TestHitRateIsLRU checks an extract")
 	}
 	requests := readBlocks(t, name)
+	var c kv.Curve
+	for _, h := range requests {
+		c.Use(h)
+	}
 	for n, want := range map[int]float64{1000: 0.04453032929, 8000: 0.1780519931, 32000: 0.3319965338, 200000: 0.3664124783} {
 		if got := serve(t, requests, n); math.Abs(got-want) > 1e-10 {
 			t.Errorf("%d pages: hit rate %.10f, want %.10f", n, got, want)
 		}
+		if got := c.HitRate(n); math.Abs(got-want) > 1e-10 {
+			t.Errorf("%d blocks: the curve says %.10f, want %.10f", n, got, want)
+		}
+	}
+}
+
+// TestCurveIsLRUAtEveryCapacity compares one pass of stack distances with a simulated cache for each capacity.
+func TestCurveIsLRUAtEveryCapacity(t *testing.T) {
+	requests := readBlocks(t, "testdata/mooncake_extract.jsonl")
+	var c kv.Curve
+	if c.HitRate(10) != 0 {
+		t.Error("an unused curve has hits")
+	}
+	distinct := map[uint64]bool{}
+	for _, h := range requests {
+		c.Use(h)
+		for _, b := range h {
+			distinct[b] = true
+		}
+	}
+	for _, n := range []int{1, 10, 50, 250, 400, 800, 2000, 100000} {
+		if got, want := c.HitRate(n), lru(requests, n); got != want {
+			t.Errorf("%d blocks: hit rate %v, brute force %v", n, got, want)
+		}
+	}
+	if c.Blocks() != len(distinct) || c.HitRate(0) != c.HitRate(100000) {
+		t.Errorf("%d blocks, want %d", c.Blocks(), len(distinct))
 	}
 }

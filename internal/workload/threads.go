@@ -20,7 +20,7 @@ type Threads struct {
 	// The following tables are by equal parts of the requests, by input length.
 	Continue []float64   `json:"continue"`        // share of requests that continue another
 	Bounds   []float64   `json:"bounds"`          // input lengths between the parts, one fewer
-	Shared   [][]float64 `json:"shared"`          // of those: shared ÷ own input tokens, ascending
+	Shared   [][]float64 `json:"shared"`          // of those: shared ÷ own blocks, ascending
 	Lag      []float64   `json:"lag_s"`           // seconds since the request that is continued, ascending
 	Fanout   float64     `json:"fanout"`          // continuing requests ÷ requests that are continued: 1 is a chain, more a tree
 	Turns    []float64   `json:"turns,omitempty"` // turns of sessions, for the reader

@@ -1,0 +1,384 @@
+package workload
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"sort"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// FitOptions say how finely a trace is looked at.
+type FitOptions struct {
+	Window  float64 // seconds; 0: 60, or more where a window would hold fewer than 30 requests
+	Fold    float64 // seconds after which windows of an hour repeat; 0: a day for traces of 2 days or more, a week for 14 days or more; negative: never
+	Tenants int     // that get windows of their own, the busiest; 0 is 50
+	Family  string  // of lengths; "" or table: as they were seen, with their dependence; else a family of FitLength, input and output apart
+	Header  formats.Header
+	Source  string // the trace's name
+}
+
+// Validate reports options that cannot be used.
+func (o FitOptions) Validate() error {
+	var errs []error
+	if !(o.Window >= 0) || math.IsInf(o.Window, 0) || math.IsNaN(o.Fold) || o.Tenants < 0 {
+		errs = append(errs, fmt.Errorf("window %v, fold %v, %d tenants: must be numbers, window and tenants not negative", o.Window, o.Fold, o.Tenants))
+	}
+	if o.Family != "" && o.Family != Table {
+		if _, err := FitLength(o.Family, []float64{1, 2}); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+const (
+	defaultWindow  = 60.0
+	windowRequests = 30 // a window should hold so many
+	tableParts     = 32 // parts of a window's input lengths
+	tableOutputs   = 8  // outputs kept of each part
+	defaultTenants = 50
+	hour           = 3600.0
+	day            = 24 * hour
+	maxKinds       = 200
+)
+
+// sample is what is kept of a request while fitting.
+type sample struct {
+	at     int64 // nanoseconds
+	in     float64
+	out    float64 // negative: one of the two is unknown
+	client int32
+}
+
+// Fit makes a model of a trace's requests, which come in the order of their arrivals. Rows out of order are moved to where they belong.
+func Fit(rows iter.Seq2[*formats.Exchange, error], o FitOptions) (*Model, error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("fit: %w", err)
+	}
+	var samples []sample
+	tenants := map[formats.Null[formats.Hash]]int32{}
+	var names []string
+	kinds := map[kindKey]float64{}
+	threads := newThreadFit(o.Header)
+	aborted := 0.0
+	for x, err := range rows {
+		if err != nil {
+			return nil, fmt.Errorf("fit: %w", err)
+		}
+		id, ok := tenants[x.TenantID]
+		if !ok {
+			id = int32(len(names))
+			tenants[x.TenantID] = id
+			name := ""
+			if x.TenantID.Valid {
+				name = fmt.Sprintf("%x", x.TenantID.V)
+			}
+			names = append(names, name)
+		}
+		s := sample{at: x.ArrivalUnixNS, in: float64(x.InputTokens.V), out: float64(x.OutputTokens.V), client: id}
+		if !x.InputTokens.Valid || !x.OutputTokens.Valid || x.InputTokens.V < 1 || x.OutputTokens.V < 1 {
+			s.out = -1
+		}
+		samples = append(samples, s)
+		if k := keyOf(x); len(kinds) < maxKinds || kinds[k] > 0 {
+			kinds[k]++
+		}
+		if x.EndReason == formats.EndClientAbort {
+			aborted++
+		}
+		threads.add(x)
+	}
+	if len(samples) < 2 {
+		return nil, fmt.Errorf("fit: %d requests are too few", len(samples))
+	}
+	slices.SortStableFunc(samples, func(a, b sample) int { return cmp.Compare(a.at, b.at) })
+	m := &Model{Schema: ModelSchema, Source: o.Source, Mix: mixOf(kinds), Threads: threads.done(), Aborted: math.Round(aborted/float64(len(samples))*1e6) / 1e6}
+	m.Quantum = quantum(samples, o.Header)
+	spread(samples, m.Quantum)
+	if err := m.fitWindows(samples, names, o); err != nil {
+		return nil, fmt.Errorf("fit: %w", err)
+	}
+	if err := m.Validate(); err != nil {
+		return nil, fmt.Errorf("fit: the model does not hold: %w", err)
+	}
+	return m, nil
+}
+
+// quantum is the clock's tick in seconds where the trace says it or shows it: most times are shared, and the distinct ones are spaced by it.
+func quantum(samples []sample, h formats.Header) float64 {
+	if h.TimeQuantumNS > 0 {
+		return float64(h.TimeQuantumNS) / 1e9
+	}
+	var gaps []int64
+	for i := 1; i < len(samples); i++ {
+		if d := samples[i].at - samples[i-1].at; d > 0 {
+			gaps = append(gaps, d)
+		}
+	}
+	if len(gaps) == 0 || len(gaps)*2 > len(samples) {
+		return 0
+	}
+	slices.Sort(gaps)
+	return math.Round(float64(gaps[len(gaps)/2])/1e6) / 1e3
+}
+
+// spread moves arrivals that share a tick apart, evenly over the tick's length.
+func spread(samples []sample, quantum float64) {
+	if quantum == 0 {
+		return
+	}
+	for i := 0; i < len(samples); {
+		j := i
+		for j < len(samples) && samples[j].at == samples[i].at {
+			j++
+		}
+		src := source{uint64(samples[i].at)}
+		at := make([]float64, j-i)
+		for k := range at {
+			at[k] = src.uniform()
+		}
+		slices.Sort(at)
+		for k := range at {
+			samples[i+k].at += int64(at[k] * quantum * 1e9)
+		}
+		i = j
+	}
+	slices.SortStableFunc(samples, func(a, b sample) int { return cmp.Compare(a.at, b.at) })
+}
+
+// fitWindows cuts the samples into windows and fits each.
+func (m *Model) fitWindows(samples []sample, names []string, o FitOptions) error {
+	first, last := samples[0].at, samples[len(samples)-1].at
+	span := float64(last-first) / 1e9
+	width, cycle := o.Window, o.Fold
+	if cycle == 0 {
+		switch {
+		case span >= 14*day:
+			cycle = 7 * day
+		case span >= 2*day:
+			cycle = day
+		}
+	}
+	folded := cycle > 0
+	if folded {
+		width = hour
+	} else if width == 0 {
+		width = defaultWindow
+		for _, w := range []float64{60, 300, 900, 3600} {
+			width = w
+			if float64(len(samples))*w/max(span, 1) >= windowRequests {
+				break
+			}
+		}
+	}
+	if !folded {
+		// The last window ends with the trace, so that a repeated model has no gap.
+		cycle = max(span+span/float64(len(samples)), 1e-3)
+	}
+	if cycle/width > 1e6 {
+		return fmt.Errorf("%v s make %.0f windows of %v s: take longer ones", cycle, cycle/width, width)
+	}
+	m.Seconds = math.Round(cycle*1e6) / 1e6
+	rounds := 1.0
+	if folded {
+		rounds = max(span/cycle, 1)
+	}
+	client := busiest(samples, names, o.Tenants)
+	count := int(math.Ceil(m.Seconds / width))
+	for i, name := range client.names {
+		windows := make([]window, count)
+		for _, s := range samples {
+			if client.of[s.client] != i {
+				continue
+			}
+			t := float64(s.at-first) / 1e9
+			round := math.Floor(t / m.Seconds)
+			w := &windows[min(int((t-round*m.Seconds)/width), count-1)]
+			w.add(s, round)
+		}
+		c := Client{Tenant: name}
+		for k := range windows {
+			start := float64(k) * width
+			f, err := windows[k].fit(start, min(width, m.Seconds-start), rounds, o.Family)
+			if err != nil {
+				return err
+			}
+			c.Windows = append(c.Windows, f)
+		}
+		m.Clients = append(m.Clients, c)
+	}
+	return nil
+}
+
+// clients are the tenants that get windows of their own, and one for the others.
+type clients struct {
+	names []string
+	of    []int // by tenant
+}
+
+func busiest(samples []sample, names []string, limit int) clients {
+	if limit == 0 {
+		limit = defaultTenants
+	}
+	counts := make([]int, len(names))
+	for _, s := range samples {
+		counts[s.client]++
+	}
+	order := make([]int, len(names))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(counts[b], counts[a]) })
+	c := clients{of: make([]int, len(names))}
+	rest := -1
+	for rank, t := range order {
+		if rank < limit && names[t] != "" {
+			c.of[t] = len(c.names)
+			c.names = append(c.names, names[t])
+			continue
+		}
+		if rest < 0 {
+			rest = len(c.names)
+			c.names = append(c.names, "")
+		}
+		c.of[t] = rest
+	}
+	return c
+}
+
+// window collects the requests of one window, in the order of time; folded windows are visited in several rounds.
+type window struct {
+	pairs [][2]float64
+	gaps  []float64
+	last  int64
+	round float64
+	count float64
+}
+
+func (w *window) add(s sample, round float64) {
+	if w.count > 0 && round == w.round {
+		w.gaps = append(w.gaps, float64(s.at-w.last)/1e9)
+	}
+	w.last, w.round = s.at, round
+	w.count++
+	if s.out > 0 {
+		w.pairs = append(w.pairs, [2]float64{s.in, s.out})
+	}
+}
+
+func (w *window) fit(start, seconds, rounds float64, family string) (Window, error) {
+	out := Window{Start: start, Seconds: math.Round(seconds*1e6) / 1e6, Count: math.Round(w.count/rounds*1e3) / 1e3}
+	if out.Count == 0 {
+		return out, nil
+	}
+	if len(w.pairs) == 0 {
+		return out, fmt.Errorf("no request from %v s to %v s says how long it is", start, start+seconds)
+	}
+	out.Arrival = FitArrival(w.gaps)
+	out.Arrival.Rate = out.Count / out.Seconds
+	a := &out.Arrival
+	for _, v := range []*float64{&a.Rate, &a.CV, &a.Burst, &a.On, &a.Off} {
+		*v = significant(*v, 6)
+	}
+	if family == "" || family == Table {
+		parts, outputs := tableParts, tableOutputs
+		if rounds > 1 {
+			parts, outputs = 4*tableParts, 2*tableOutputs
+		}
+		out.Lengths = jointTable(w.pairs, parts, outputs)
+		return out, nil
+	}
+	var laws [2]Length
+	for k := range laws {
+		values := make([]float64, len(w.pairs))
+		for i, p := range w.pairs {
+			values[i] = p[k]
+		}
+		var err error
+		if laws[k], err = FitLength(family, values); err != nil {
+			return out, err
+		}
+	}
+	out.Lengths = Lengths{InputLaw: &laws[0], OutputLaw: &laws[1]}
+	return out, nil
+}
+
+// jointTable condenses pairs: equal parts by input, and of each part's outputs again equal parts. Both means are kept.
+func jointTable(pairs [][2]float64, parts, outputs int) (l Lengths) {
+	slices.SortFunc(pairs, func(a, b [2]float64) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) })
+	inputs := make([]float64, len(pairs))
+	for i, p := range pairs {
+		inputs[i] = p[0]
+	}
+	l.Inputs = condense(inputs, parts)
+	k := len(l.Inputs)
+	for i := range k {
+		lo, hi := i*len(pairs)/k, (i+1)*len(pairs)/k
+		var out []float64
+		for _, p := range pairs[lo:max(hi, lo+1)] {
+			out = append(out, p[1])
+		}
+		sort.Float64s(out)
+		l.Outputs = append(l.Outputs, condense(out, outputs))
+	}
+	return l
+}
+
+// significant rounds to so many digits.
+func significant(x float64, digits int) float64 {
+	if x == 0 || math.IsInf(x, 0) || math.IsNaN(x) {
+		return x
+	}
+	scale := math.Pow(10, float64(digits)-math.Ceil(math.Log10(math.Abs(x))))
+	return math.Round(x*scale) / scale
+}
+
+// kindKey is a kind without its weight, as a map's key.
+type kindKey struct {
+	endpoint               formats.Endpoint
+	model, format          string
+	stream                 formats.Null[bool]
+	temperature, topP      formats.Null[float64]
+	topK                   formats.Null[int64]
+	presence, frequency, r formats.Null[float64]
+	n                      formats.Null[int32]
+}
+
+func keyOf(x *formats.Exchange) kindKey {
+	return kindKey{x.Endpoint, x.RequestModel, x.ResponseFormat, x.Stream, x.Temperature, x.TopP, x.TopK, x.PresencePenalty, x.FrequencyPenalty, x.RepetitionPenalty, x.N}
+}
+
+// mixOf lists kinds, the most frequent first; none where nothing is known of any.
+func mixOf(kinds map[kindKey]float64) []Kind {
+	if _, nothing := kinds[kindKey{}]; nothing && len(kinds) == 1 {
+		return nil
+	}
+	var mix []Kind
+	for k, n := range kinds {
+		mix = append(mix, Kind{Weight: n, Endpoint: k.endpoint, Model: k.model, Stream: pointer(k.stream), Temperature: pointer(k.temperature), TopP: pointer(k.topP),
+			TopK: pointer(k.topK), PresencePenalty: pointer(k.presence), FrequencyPenalty: pointer(k.frequency), RepetitionPenalty: pointer(k.r), N: pointer(k.n), ResponseFormat: k.format})
+	}
+	slices.SortFunc(mix, func(a, b Kind) int {
+		return cmp.Or(cmp.Compare(b.Weight, a.Weight), cmp.Compare(fmt.Sprint(a.key()), fmt.Sprint(b.key())))
+	})
+	return mix
+}
+
+// key is the kind's own, for a fixed order among equals.
+func (k *Kind) key() kindKey {
+	var x formats.Exchange
+	k.apply(&x)
+	return keyOf(&x)
+}
+
+func pointer[T any](n formats.Null[T]) *T {
+	if !n.Valid {
+		return nil
+	}
+	return &n.V
+}
