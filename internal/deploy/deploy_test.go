@@ -36,8 +36,8 @@ var server = sync.OnceValues(func() (string, error) {
 	return out, nil
 })
 
-// endEngine ends the container engine that a test started, if one did.
-var endEngine func()
+// endEngines end the container engines that tests started.
+var endEngines []func()
 
 func TestMain(m *testing.M) {
 	if starter := os.Getenv("TEST_STARTER"); starter != "" {
@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if endEngine != nil {
-		endEngine()
+	for _, end := range endEngines {
+		end()
 	}
 	if path, err := server(); err == nil {
 		os.RemoveAll(filepath.Dir(path))

@@ -45,10 +45,9 @@ type container struct {
 	logs    sync.WaitGroup
 	stopped bool
 
-	mu      sync.Mutex
-	pids    map[int]bool // by the engine's own list
-	pidsAt  time.Time
-	removed bool
+	mu     sync.Mutex
+	pids   map[int]bool // by the engine's own list, asked again at a number that is not in it
+	pidsAt time.Time
 }
 
 // imageFacts are what an image is, resolved.
@@ -423,7 +422,7 @@ func (c *container) owns(pid int) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.pidsAt) > time.Second {
+	if !c.pids[pid] && time.Since(c.pidsAt) > 50*time.Millisecond {
 		c.pidsAt = time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -435,10 +434,7 @@ func (c *container) owns(pid int) bool {
 }
 
 func (c *container) listPIDs(ctx context.Context) (map[int]bool, error) {
-	top, err := c.cli.ContainerTop(ctx, c.id, client.ContainerTopOptions{})
-	if err != nil {
-		return nil, err
-	}
+	top, err := c.cli.ContainerTop(ctx, c.id, client.ContainerTopOptions{}) // Podman needs a ps inside the container: then the first process must do
 	pids := map[int]bool{}
 	for i, title := range top.Titles {
 		if title != "PID" && title != "HPID" {
@@ -454,6 +450,9 @@ func (c *container) listPIDs(ctx context.Context) (map[int]bool, error) {
 	}
 	if info, err := c.cli.ContainerInspect(ctx, c.id, client.ContainerInspectOptions{}); err == nil && info.Container.State != nil && info.Container.State.Pid > 0 {
 		pids[info.Container.State.Pid] = true
+	}
+	if len(pids) == 0 {
+		return nil, fmt.Errorf("list processes of container %s: %w", c.name, err)
 	}
 	return pids, nil
 }

@@ -20,26 +20,43 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// engine is a Docker engine of this test's own: its data, sockets and networks are its own too, and it is ended by its number. Where
-// none can be started (no root, no dockerd) the reason is kept and every test that needs it is skipped aloud.
+// testEngine is a container engine of this test's own: its data, sockets and networks are its own too, and it is ended by its number.
+// Where none can be started (no root, not installed) the reason is kept and every test that needs it is skipped aloud.
 type testEngine struct {
 	address, skip string
 	cmd           *exec.Cmd
 	dir           string
 }
 
-var dockerd = sync.OnceValue(func() *testEngine {
+// engines are the two that this package is for.
+var engines = map[string]func() *testEngine{"docker": sync.OnceValue(startDocker), "podman": sync.OnceValue(startPodman)}
+
+func startDocker() *testEngine {
+	// Neither rules nor addresses of the machine are touched beyond one bridge; published ports go through the engine's own proxy.
+	return startEngine("dockerd", func(dir string) []string {
+		return []string{"--storage-driver=vfs", "--host=unix://" + dir + "/engine.sock", "--data-root=" + dir + "/data", "--exec-root=" + dir + "/exec", "--pidfile=" + dir + "/pid",
+			"--iptables=false", "--ip6tables=false"}
+	})
+}
+
+func startPodman() *testEngine {
+	return startEngine("podman", func(dir string) []string {
+		return []string{"--root", dir + "/data", "--runroot", dir + "/run", "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "system", "service", "--time=0", "unix://" + dir + "/engine.sock"}
+	})
+}
+
+func startEngine(program string, args func(dir string) []string) *testEngine {
 	e := &testEngine{}
 	if os.Getuid() != 0 {
 		e.skip = "not root"
 		return e
 	}
-	path, err := exec.LookPath("dockerd")
+	path, err := exec.LookPath(program)
 	if err != nil {
-		e.skip = "no dockerd on this machine (Debian: docker.io)"
+		e.skip = "no " + program + " on this machine (Debian: docker.io, podman)"
 		return e
 	}
-	if e.dir, err = os.MkdirTemp("", "shadowtape-dockerd"); err != nil {
+	if e.dir, err = os.MkdirTemp("", "shadowtape-"+program); err != nil {
 		e.skip = err.Error()
 		return e
 	}
@@ -50,15 +67,19 @@ var dockerd = sync.OnceValue(func() *testEngine {
 		return e
 	}
 	defer log.Close()
-	// Neither rules nor addresses of the machine are touched beyond one bridge; published ports go through the engine's own proxy.
-	e.cmd = exec.Command(path, "--storage-driver=vfs", "--host="+e.address, "--data-root="+e.dir+"/data", "--exec-root="+e.dir+"/exec",
-		"--pidfile="+e.dir+"/pid", "--iptables=false", "--ip6tables=false")
+	config := e.dir + "/containers.conf" // a sandbox may not raise limits
+	if err := os.WriteFile(config, []byte("[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"), 0o600); err != nil {
+		e.skip = err.Error()
+		return e
+	}
+	e.cmd = exec.Command(path, args(e.dir)...)
+	e.cmd.Env = append(os.Environ(), "CONTAINERS_CONF="+config)
 	e.cmd.Stdout, e.cmd.Stderr = log, log
 	if err := e.cmd.Start(); err != nil {
 		e.skip = err.Error()
 		return e
 	}
-	endEngine = e.end
+	endEngines = append(endEngines, e.end)
 	for range 300 {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		cli, _, _, err := connect(ctx, e.address)
@@ -71,35 +92,41 @@ var dockerd = sync.OnceValue(func() *testEngine {
 	}
 	b, _ := os.ReadFile(e.dir + "/log")
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	e.skip = "dockerd does not start here: " + lines[len(lines)-1]
+	e.skip = program + " does not start here: " + lines[len(lines)-1]
 	return e
-})
+}
 
 func (e *testEngine) end() {
-	if e.cmd != nil && e.cmd.Process != nil {
-		e.cmd.Process.Signal(os.Interrupt)
-		done := make(chan struct{})
-		go func() { e.cmd.Wait(); close(done) }()
-		select {
-		case <-done:
-		case <-time.After(30 * time.Second):
-			e.cmd.Process.Kill()
-			<-done
-		}
+	e.cmd.Process.Signal(os.Interrupt)
+	done := make(chan struct{})
+	go func() { e.cmd.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		e.cmd.Process.Kill()
+		<-done
 	}
-	if e.dir != "" {
-		os.RemoveAll(e.dir)
+	os.RemoveAll(e.dir)
+}
+
+// onEngines runs a test on each engine, with an image of the test server in it.
+func onEngines(t *testing.T, test func(t *testing.T, address, image string)) {
+	for _, name := range sortedKeys(engines) {
+		t.Run(name, func(t *testing.T) {
+			address, image := needEngine(t, engines[name])
+			test(t, address, image)
+		})
 	}
 }
 
 // needEngine returns an engine's address and an image of the test server in it.
-func needEngine(t *testing.T) (address, image string) {
+func needEngine(t *testing.T, start func() *testEngine) (address, image string) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("needs a container engine")
 	}
 	bin := needServer(t)
-	e := dockerd()
+	e := start()
 	if e.skip != "" {
 		t.Skipf("SKIPPED LOUDLY: container launch was not tested: %s", e.skip)
 	}
@@ -156,11 +183,16 @@ func containers(t *testing.T, address string) []string {
 	return names
 }
 
-func TestContainer(t *testing.T) {
-	address, image := needEngine(t)
+func TestContainer(t *testing.T) { onEngines(t, testContainer) }
+
+func testContainer(t *testing.T, address, image string) {
 	model := t.TempDir()
 	if err := os.WriteFile(filepath.Join(model, "config.json"), []byte(`{}`), 0o644); err != nil {
 		t.Fatal(err)
+	}
+	limits := "{nofile: '1000:2000', core: '0'}"
+	if strings.Contains(t.Name(), "podman") {
+		limits = "{}" // beside limits of a deployment Podman sets some of its own, which a sandbox refuses
 	}
 	f := parse(t, `
 name: candidate-a
@@ -171,7 +203,7 @@ env: {TEST_A: b, TEST_TOKEN: "${env:SOME_TOKEN}"}
 volumes: ["`+model+`:/models"]
 shm: 16m
 ipc: private
-ulimits: {nofile: "1000:2000", core: "0"}
+ulimits: `+limits+`
 dialect: sim
 health: {path: /health, interval: 50ms, timeout: 30s}
 stop: 1s
@@ -210,7 +242,8 @@ model_files: {path: "`+model+`"}
 		t.Fatal(err)
 	}
 	h := info.Container.HostConfig
-	if h.ShmSize != 16<<20 || h.IpcMode != "private" || len(h.Ulimits) != 2 || len(h.Mounts) != 1 || !h.Mounts[0].ReadOnly || h.LogConfig.Config["max-size"] == "" {
+	if h.ShmSize != 16<<20 || h.IpcMode != "private" || len(info.Container.Mounts) != 1 || info.Container.Mounts[0].RW ||
+		strings.Contains(t.Name(), "docker") && (len(h.Ulimits) != 2 || h.LogConfig.Config["max-size"] == "") {
 		t.Errorf("host configuration %+v", h)
 	}
 	env := c.Environment(t.Context())
@@ -222,7 +255,7 @@ model_files: {path: "`+model+`"}
 		t.Errorf("the environment holds the secret: %s", text)
 	}
 	if env["image_id"] == "" || env["image_pinned"] != false || env["image_labels"].(map[string]string)["org.opencontainers.image.revision"] != "abc123" ||
-		!strings.HasPrefix(env["container_engine"].(string), "Docker ") || env["engine_version"] != "1.2.3" ||
+		!strings.HasPrefix(env["container_engine"].(string), "Docker ") && !strings.HasPrefix(env["container_engine"].(string), "Podman ") || env["engine_version"] != "1.2.3" ||
 		!slices.Equal(env["command"].([]string), []string{"/server", "-listen", ":9123", "-ready", "200ms"}) {
 		t.Errorf("environment %s", text)
 	}
@@ -243,19 +276,24 @@ model_files: {path: "`+model+`"}
 	}
 }
 
-func TestContainerFails(t *testing.T) {
-	address, image := needEngine(t)
-	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 3s}\nimage: " + image + "\n"
+func TestContainerFails(t *testing.T) { onEngines(t, testContainerFails) }
+
+func testContainerFails(t *testing.T, address, image string) {
+	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 1m}\nimage: " + image + "\n"
+	noGPU, noGPUHint := "could not select device driver", "nvidia-container-toolkit"
+	if strings.Contains(t.Name(), "podman") {
+		noGPU, noGPUHint = "does not attach GPUs", "Podman 5.4"
+	}
 	for _, c := range []struct{ name, text, engine, want, hint string }{
 		{"dies at once", head + "command: [-no-such-flag]\n", address, "ended", ""},
 		{"dies before healthy", head + "command: [-ready, 1h, -die, 300ms]\n", address, "exit code 7", "log lines"},
-		{"never healthy", head + "command: [-ready, 1h]\n", address, "not healthy after 3s", "health.timeout"},
+		{"never healthy", strings.Replace(head, "1m", "3s", 1) + "command: [-ready, 1h]\n", address, "not healthy after 3s", "health.timeout"},
 		{"no such image", "{image: 'shadowtape.invalid/none:1', port: 1, pull: never}", address, "image shadowtape.invalid/none:1 is not here", "pull"},
 		{"image cannot be pulled", "{image: 'shadowtape.invalid/none:1', port: 1}", address, "pull image shadowtape.invalid/none:1", "registry"},
 		{"no engine", head, "unix:///no/such/engine.sock", "nobody answers", "DOCKER_HOST"},
 		{"no such volume", head + "volumes: ['/no/such/model:/models']\n", address, "/no/such/model does not exist", "relative path"},
 		{"no such program", head + "entrypoint: [/none]\n", address, "start container", "inside the image"},
-		{"no GPU runtime", head + "gpus: {uuids: [GPU-1]}\n", address, "could not select device driver", "nvidia-container-toolkit"},
+		{"no GPU runtime", head + "gpus: {uuids: [GPU-1]}\n", address, noGPU, noGPUHint},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cand, err := Start(t.Context(), parse(t, c.text, nil), Options{Engine: c.engine})
@@ -277,9 +315,10 @@ func TestContainerFails(t *testing.T) {
 	}
 }
 
-func TestContainerCancelledAndDead(t *testing.T) {
-	address, image := needEngine(t)
-	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 20s}\nimage: " + image + "\n"
+func TestContainerCancelledAndDead(t *testing.T) { onEngines(t, testContainerCancelledAndDead) }
+
+func testContainerCancelledAndDead(t *testing.T, address, image string) {
+	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 1m}\nimage: " + image + "\n"
 	for _, stage := range []string{"start", "health"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		_, err := Start(ctx, parse(t, head+"command: [-ready, 1h]\n", nil), Options{Engine: address, Progress: func(p Progress) {
@@ -313,8 +352,9 @@ func TestContainerCancelledAndDead(t *testing.T) {
 	}
 }
 
-func TestContainerLeftover(t *testing.T) {
-	address, image := needEngine(t)
+func TestContainerLeftover(t *testing.T) { onEngines(t, testContainerLeftover) }
+
+func testContainerLeftover(t *testing.T, address, image string) {
 	cmd, id := startElsewhere(t, needServer(t), "{image: '"+image+"', dialect: sim, name: crashed}", address)
 	find := func() []Leftover {
 		l, err := Leftovers(t.Context(), address)
@@ -329,7 +369,7 @@ func TestContainerLeftover(t *testing.T) {
 	cmd.Process.Kill()
 	cmd.Wait()
 	l := find()
-	if len(l) != 1 || l[0].Remove != "docker rm -f "+l[0].Name || !strings.HasPrefix(l[0].Name, "shadowtape-crashed-") {
+	if len(l) != 1 || !strings.HasSuffix(l[0].Remove, "n rm -f "+l[0].Name) && l[0].Remove != "docker rm -f "+l[0].Name || !strings.HasPrefix(l[0].Name, "shadowtape-crashed-") {
 		t.Fatalf("leftovers %v", l)
 	}
 	cli, _, _, err := connect(t.Context(), address)
