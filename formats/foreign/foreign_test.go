@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -225,4 +226,9 @@ func TestCancelled(t *testing.T) {
 	if _, err := os.Stat(where); !os.IsNotExist(err) {
 		t.Errorf("left behind: %v", err)
 	}
+}
+
+// newInput is a file for a decoder alone.
+func newInput(text string) *input {
+	return &input{name: "x", r: bufio.NewReaderSize(strings.NewReader(text), 1<<20), header: &formats.Header{}, notes: map[string]int64{}, hash: newHasher([]byte("key"))}
 }

@@ -20,10 +20,46 @@ var importers = []Format{
 	},
 	{
 		Name: "mooncake", Summary: "Mooncake traces and what is written like them (JSON lines)",
-		Fields:  "timestamp (ms), input_length, output_length, hash_ids",
+		Fields:  "timestamp (ms), input_length, output_length, hash_ids; session_id, delay (ms), text_input",
 		Licence: "Apache-2.0",
-		detect:  keyed("timestamp", "input_length", "output_length", "!chat_id"),
+		detect:  looksLikeMooncake,
 		open:    mooncake,
+	},
+	{
+		Name: "ragpulse", Summary: "RAGPulse (JSON lines)",
+		Fields:  "timestamp (s), input_length, output_length, session_id",
+		Licence: "MIT",
+		detect: func(head []byte) bool {
+			first := firstObject(head)
+			return hasKey(first, "input_length") && bytes.HasPrefix(first["hash_ids"], []byte("{"))
+		},
+		open: ragPulse,
+	},
+	{
+		Name: "azure-copilot", Summary: "Azure's GitHub Copilot agent traces of 2026 (JSON lines)",
+		Fields:  "turns, llm_calls: timestamp, duration_ms, model, status_code, tokens",
+		Licence: "CC-BY-4.0",
+		detect:  keyed("session_id", "turns"),
+		open:    azureCopilot,
+	},
+	{
+		Name: "tracelab", Summary: "TraceLab rounds of coding agents (JSON lines)",
+		Fields:  "timing_events, input_tokens_total, output_tokens, reasoning_output_tokens, cache reads, session_id",
+		Licence: "CC-BY-4.0",
+		detect:  keyed("session_id", "input_tokens_total"),
+		open:    traceLab,
+	},
+	{
+		Name: "sharegpt", Summary: "ShareGPT conversations, for their lengths only (JSON)",
+		Fields: "conversations: from, value. No times: all arrive at once; lengths estimated",
+		detect: anyOf(anywhere(`"conversations"`, `"from"`), anywhere(`"conversation"`, `"role"`)),
+		open:   shareGPT,
+	},
+	{
+		Name: "har", Summary: "HTTP archives of browsers and proxies (JSON)",
+		Fields: "entries that call a model: startedDateTime, timings, status, usage in the answer",
+		detect: anywhere(`"log"`, `"entries"`),
+		open:   har,
 	},
 	{
 		Name: "bailian", Summary: "Qwen-Bailian traces A, B, thinking, coder (JSON lines)",

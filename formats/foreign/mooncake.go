@@ -13,17 +13,28 @@ type mooncakeRow struct {
 	InputLength  scalar `json:"input_length"`
 	OutputLength scalar `json:"output_length"`
 	HashIDs      ids    `json:"hash_ids"`
+	SessionID    scalar `json:"session_id"`
+	Delay        scalar `json:"delay"`
+	Text         string `json:"text_input"`
+}
+
+// conversation is where a session stands.
+type conversation struct {
+	turn int32
+	last int64 // arrival of its last request
 }
 
 // mooncake reads Mooncake's JSON lines: timestamp in milliseconds from the trace's start, input_length, output_length, hash_ids of
-// 512-token blocks, a partial tail counting as one.
+// 512-token blocks, a partial tail counting as one. Other tools write it with session_id, with delay (milliseconds after the session's
+// last turn) instead of a timestamp, and with text_input instead of a length, which is then estimated.
 func mooncake(in *input) (formats.Decoder, error) {
 	l := lines{r: in.r}
-	rule, known := mooncakeRule(in)
-	if known {
+	rule, ruled := mooncakeRule(in)
+	if ruled {
 		rule.describe(in.header)
 	}
 	in.header.TimeBase = "relative"
+	sessions := map[scalar]*conversation{}
 	return func(x *formats.Exchange) error {
 		line, err := l.next()
 		if errors.Is(err, errLineTooLong) {
@@ -36,16 +47,36 @@ func mooncake(in *input) (formats.Decoder, error) {
 		if err := l.object(line, &row); err != nil {
 			return err
 		}
-		if row.Timestamp == "" {
-			return l.left("no_time")
-		}
-		if x.ArrivalUnixNS, err = scaled(string(row.Timestamp), 1e6); err != nil {
-			return l.broken(err)
-		}
 		if err := l.lengths(x, row.InputLength, row.OutputLength); err != nil {
 			return err
 		}
-		if row.HashIDs != nil && !known {
+		if !x.InputTokens.Valid && row.Text != "" {
+			x.InputTokens, x.InputTokensSource = formats.Of(int64(len(row.Text)+3)/4), formats.TokensEstimated
+			in.notes["tokens_estimated"]++
+		}
+		known := sessions[row.SessionID]
+		switch {
+		case row.Timestamp != "":
+			x.ArrivalUnixNS, err = scaled(string(row.Timestamp), 1e6)
+		case row.Delay != "" && row.SessionID != "" && known != nil:
+			x.ArrivalUnixNS, err = scaled(string(row.Delay), 1e6)
+			x.ArrivalUnixNS += known.last
+			in.notes["arrival_from_delay"]++ // the answer's own time is not in it
+		default:
+			return l.left("no_time")
+		}
+		if err != nil {
+			return l.broken(err)
+		}
+		if x.SessionID = in.hash.of("session", string(row.SessionID)); x.SessionID.Valid {
+			if known == nil {
+				known = &conversation{}
+				sessions[row.SessionID] = known
+			}
+			known.turn, known.last = known.turn+1, x.ArrivalUnixNS
+			x.Turn = formats.Of(known.turn)
+		}
+		if row.HashIDs != nil && !ruled {
 			in.notes["block_size_unknown"]++
 			return nil
 		}
@@ -83,4 +114,11 @@ func mooncakeRule(in *input) (blockRule, bool) {
 		sizes = []int64{int64(in.o.BlockSize)}
 	}
 	return findRule(samples, sizes, "ceil", "floor")
+}
+
+// looksLikeMooncake finds the two lengths, and neither Bailian's chats nor RAGPulse's chunks.
+func looksLikeMooncake(head []byte) bool {
+	first := firstObject(head)
+	return (hasKey(first, "input_length") || hasKey(first, "text_input")) && hasKey(first, "output_length") && !hasKey(first, "chat_id") &&
+		!bytes.HasPrefix(first["hash_ids"], []byte("{")) && (hasKey(first, "timestamp") || hasKey(first, "session_id"))
 }
