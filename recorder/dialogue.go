@@ -246,11 +246,13 @@ func (d *dialogue) body(request bool, p []byte, at int64, flags int32) {
 		if !e.keep || e.overCap || e.damaged {
 			return
 		}
-		if len(e.body)+len(p) > d.e.o.MaxBody {
-			e.overCap, e.body = true, nil
+		if len(e.body)+len(p) > d.e.o.MaxBody || d.e.bodies+len(p) > d.e.o.MaxBodies {
+			d.letGo(e)
+			e.overCap = true
 			d.e.stats.Notes["request_over_cap"]++
 			return
 		}
+		d.e.bodies += len(p)
 		e.body = append(e.body, p...)
 		return
 	}
@@ -324,7 +326,7 @@ func (d *dialogue) readRequest(e *exchange) {
 		return
 	}
 	x, body := e.x, e.body
-	e.body = nil
+	d.letGo(e)
 	if e.damaged || e.overCap {
 		body = nil
 	} else if e.encoding != "" && e.encoding != "identity" {

@@ -24,6 +24,7 @@ type engine struct {
 	begin     func(x, known *formats.Exchange) // nil, or told when a request has been read: known is what it says so far
 	forget    func(x *formats.Exchange)        // nil, or told that an exchange that began will not be emitted
 	dialogues uint64                           // so far
+	bodies    int                              // bytes of requests being read
 	models    map[string]bool                  // that a server has answered for
 	oldest    *exchange                        // open exchanges in order of arrival
 	newest    *exchange

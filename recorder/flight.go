@@ -5,8 +5,15 @@ import "github.com/shadowtape/shadowtape/formats"
 // refuse leaves an exchange out for a reason; the zero verdict does not.
 func (d *dialogue) refuse(e *exchange, v verdictOf) {
 	if v.reason != "" && e.keep {
-		e.keep, e.left, e.body = false, v, nil
+		e.keep, e.left = false, v
+		d.letGo(e)
 	}
+}
+
+// letGo lets go of a request's body.
+func (d *dialogue) letGo(e *exchange) {
+	d.e.bodies -= len(e.body)
+	e.body = nil
 }
 
 // leaveOut counts an exchange that is not recorded.
@@ -14,6 +21,7 @@ func (d *dialogue) leaveOut(e *exchange) {
 	if e.begun && d.e.forget != nil {
 		d.e.forget(e.x)
 	}
+	d.letGo(e)
 	d.e.done(e)
 	switch v := e.left; {
 	case v.drop:

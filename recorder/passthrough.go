@@ -153,6 +153,7 @@ func (l *listener) abandon() {
 	e := l.p.engine
 	for _, list := range [][]*exchange{l.dialogue.over, l.dialogue.open} {
 		for _, x := range list {
+			l.dialogue.letGo(x)
 			e.done(x)
 			if x.begun && e.forget != nil {
 				e.forget(x.x)
