@@ -109,9 +109,9 @@ func (e *testEngine) end() {
 	os.RemoveAll(e.dir)
 }
 
-// onEngines runs a test on each engine, with an image of the test server in it.
-func onEngines(t *testing.T, test func(t *testing.T, address, image string)) {
-	for _, name := range sortedKeys(engines) {
+// onEngines runs a test on the engines named, with an image of the test server in it.
+func onEngines(t *testing.T, test func(t *testing.T, address, image string), names ...string) {
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			address, image := needEngine(t, engines[name])
 			test(t, address, image)
@@ -183,7 +183,7 @@ func containers(t *testing.T, address string) []string {
 	return names
 }
 
-func TestContainer(t *testing.T) { onEngines(t, testContainer) }
+func TestContainer(t *testing.T) { onEngines(t, testContainer, "docker", "podman") }
 
 func testContainer(t *testing.T, address, image string) {
 	model := t.TempDir()
@@ -242,7 +242,7 @@ model_files: {path: "`+model+`"}
 		t.Fatal(err)
 	}
 	h := info.Container.HostConfig
-	if h.ShmSize != 16<<20 || h.IpcMode != "private" || len(info.Container.Mounts) != 1 || info.Container.Mounts[0].RW ||
+	if h.ShmSize != 16<<20 || strings.Contains(t.Name(), "docker") && h.IpcMode != "private" || len(info.Container.Mounts) != 1 || info.Container.Mounts[0].RW ||
 		strings.Contains(t.Name(), "docker") && (len(h.Ulimits) != 2 || h.LogConfig.Config["max-size"] == "") {
 		t.Errorf("host configuration %+v", h)
 	}
@@ -276,14 +276,10 @@ model_files: {path: "`+model+`"}
 	}
 }
 
-func TestContainerFails(t *testing.T) { onEngines(t, testContainerFails) }
+func TestContainerFails(t *testing.T) { onEngines(t, testContainerFails, "docker") }
 
 func testContainerFails(t *testing.T, address, image string) {
 	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 1m}\nimage: " + image + "\n"
-	noGPU, noGPUHint := "could not select device driver", "nvidia-container-toolkit"
-	if strings.Contains(t.Name(), "podman") {
-		noGPU, noGPUHint = "does not attach GPUs", "Podman 5.4"
-	}
 	for _, c := range []struct{ name, text, engine, want, hint string }{
 		{"dies at once", head + "command: [-no-such-flag]\n", address, "ended", ""},
 		{"dies before healthy", head + "command: [-ready, 1h, -die, 300ms]\n", address, "exit code 7", "log lines"},
@@ -293,7 +289,7 @@ func testContainerFails(t *testing.T, address, image string) {
 		{"no engine", head, "unix:///no/such/engine.sock", "nobody answers", "DOCKER_HOST"},
 		{"no such volume", head + "volumes: ['/no/such/model:/models']\n", address, "/no/such/model does not exist", "relative path"},
 		{"no such program", head + "entrypoint: [/none]\n", address, "start container", "inside the image"},
-		{"no GPU runtime", head + "gpus: {uuids: [GPU-1]}\n", address, noGPU, noGPUHint},
+		{"no GPU runtime", head + "gpus: {uuids: [GPU-1]}\n", address, "could not select device driver", "nvidia-container-toolkit"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cand, err := Start(t.Context(), parse(t, c.text, nil), Options{Engine: c.engine})
@@ -315,7 +311,7 @@ func testContainerFails(t *testing.T, address, image string) {
 	}
 }
 
-func TestContainerCancelledAndDead(t *testing.T) { onEngines(t, testContainerCancelledAndDead) }
+func TestContainerCancelledAndDead(t *testing.T) { onEngines(t, testContainerCancelledAndDead, "docker", "podman") }
 
 func testContainerCancelledAndDead(t *testing.T, address, image string) {
 	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 1m}\nimage: " + image + "\n"
@@ -352,7 +348,7 @@ func testContainerCancelledAndDead(t *testing.T, address, image string) {
 	}
 }
 
-func TestContainerLeftover(t *testing.T) { onEngines(t, testContainerLeftover) }
+func TestContainerLeftover(t *testing.T) { onEngines(t, testContainerLeftover, "docker") }
 
 func testContainerLeftover(t *testing.T, address, image string) {
 	cmd, id := startElsewhere(t, needServer(t), "{image: '"+image+"', dialect: sim, name: crashed}", address)
@@ -369,7 +365,7 @@ func testContainerLeftover(t *testing.T, address, image string) {
 	cmd.Process.Kill()
 	cmd.Wait()
 	l := find()
-	if len(l) != 1 || !strings.HasSuffix(l[0].Remove, "n rm -f "+l[0].Name) && l[0].Remove != "docker rm -f "+l[0].Name || !strings.HasPrefix(l[0].Name, "shadowtape-crashed-") {
+	if len(l) != 1 || l[0].Remove != "docker rm -f "+l[0].Name || !strings.HasPrefix(l[0].Name, "shadowtape-crashed-") {
 		t.Fatalf("leftovers %v", l)
 	}
 	cli, _, _, err := connect(t.Context(), address)
@@ -382,5 +378,42 @@ func testContainerLeftover(t *testing.T, address, image string) {
 	}
 	if l := find(); len(l) != 0 {
 		t.Error(l)
+	}
+}
+
+func TestPodmanAttaches(t *testing.T) {
+	for engine, want := range map[string]bool{"Podman 4.9.3": false, "Podman 5.3.2": false, "Podman 5.4.0": true, "Podman 6.0": true, "Podman": false} {
+		if c := (&container{engine: engine}); c.podmanAttaches() != want {
+			t.Errorf("%s: %t", engine, !want)
+		}
+	}
+	c := &container{podman: true, engine: "Podman 5.2.0", image: imageFacts{id: "x"}}
+	c.launch = launch{file: &File{GPUs: GPURequest{Count: 1}}, places: strings.NewReplacer(), port: 80}
+	if _, _, err := c.config(); err == nil || !strings.Contains(err.Error(), "does not attach GPUs") {
+		t.Error(err)
+	}
+	c.engine, c.opts.GPUs = "Podman 5.4.1", []string{"GPU-a"}
+	_, host, err := c.config()
+	if err != nil || host.DeviceRequests[0].Driver != "cdi" || host.DeviceRequests[0].DeviceIDs[0] != "nvidia.com/gpu=GPU-a" {
+		t.Errorf("%+v %v", host, err)
+	}
+	c.podman = false
+	for _, x := range []struct {
+		leased []string
+		asked  GPURequest
+		count  int
+		ids    []string
+	}{
+		{[]string{"GPU-b", "GPU-a"}, GPURequest{Count: 2}, 0, []string{"GPU-b", "GPU-a"}},
+		{nil, GPURequest{Count: 2}, 2, nil},
+		{nil, GPURequest{All: true}, -1, nil},
+		{nil, GPURequest{Indices: []int{3, 1}}, 0, []string{"3", "1"}},
+		{nil, GPURequest{UUIDs: []string{"MIG-x"}}, 0, []string{"MIG-x"}},
+	} {
+		c.opts.GPUs, c.file.GPUs = x.leased, x.asked
+		r, ok := c.devices()
+		if !ok || r.Driver != "nvidia" || r.Count != x.count || !slices.Equal(r.DeviceIDs, x.ids) || r.Capabilities[0][0] != "gpu" {
+			t.Errorf("%+v gives %+v", x, r)
+		}
 	}
 }
