@@ -15,21 +15,48 @@ func diffCommand(a *app) *cobra.Command {
 		slo                           string
 		minEffect, minTail            float64
 		seed                          int64
+		base, candidate               []string
+		baseline                      string
+		judge                         judgeFlags
 	}
 	c := &cobra.Command{
-		Use:   "diff BASE CANDIDATE",
-		Short: "Say whether a candidate is worse than a base: one run a side, requests matched",
+		Use:   "diff BASE CANDIDATE | --base RUN… --candidate RUN… | --baseline FILE CANDIDATE…",
+		Short: "Say whether a candidate is worse than a base: launches in pairs, or one run a side",
 		Long: `Diff compares two runs of one schedule, or a recording with its replay. Requests are matched on their place in the schedule, so what a
 request asks for cancels out; intervals resample blocks of time. A change is better or worse where its interval excludes none and it is
 large enough to matter; else it is ~, which proves nothing.
 
 One run a side is blind to what differs from one start of a server to the next, so it informs: exit 5 where the candidate looks worse,
-else 0. --single-run lets it say 3. An invalid run is 4 (--allow-invalid accepts it).`,
+else 0. --single-run lets it say 3. An invalid run is 4 (--allow-invalid accepts it).
+
+With --base and --candidate the unit is the launch: the first of each is a pair, and so on. A moderated t test over pairs, with the
+variance of A/A pairs and the band of earlier nights where --db has them, says regressed (3), inconclusive with how many more pairs (5),
+or that all is well (0). docs/GATE.md tells how and how often it is wrong. --baseline holds launches against a file of baseline save.`,
 		Example: `  shadowtape diff base candidate
+  shadowtape diff --base a1 a2 a3 --candidate b1 b2 b3 --db history --md comment.md
   shadowtape diff base candidate --slo ttft=500ms,tpot=50ms
   shadowtape diff base candidate --json --single-run`,
-		Args: exactArgs("BASE", "CANDIDATE"),
+		Args: func(c *cobra.Command, args []string) error {
+			switch {
+			case o.baseline != "" && len(o.base) == 0 && len(o.candidate) == 0:
+				return minArgs("the candidate's runs after --baseline FILE")(c, args)
+			case len(o.base) > 0 && len(o.candidate) > 0 && o.baseline == "" && len(args) == 0:
+				return nil
+			case len(o.base) > 0 || len(o.candidate) > 0 || o.baseline != "":
+				return usageError(errors.New("diff takes BASE CANDIDATE, or --base RUN… --candidate RUN…, or --baseline FILE CANDIDATE…"), c.CommandPath()+" --help")
+			}
+			return exactArgs("BASE", "CANDIDATE")(c, args)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
+			o.judge.slo, o.judge.allowInvalid = o.slo, o.allowInvalid
+			switch {
+			case o.baseline != "":
+				return a.diffMany(nil, args, o.baseline, o.judge, o.json)
+			case len(o.base) == 1 && len(o.candidate) == 1: // a pair informs
+				args = []string{o.base[0], o.candidate[0]}
+			case len(o.base) > 0:
+				return a.diffMany(o.base, o.candidate, "", o.judge, o.json)
+			}
 			slo, err := analyzer.ParseSLO(o.slo)
 			if err != nil {
 				return usageError(err, "--slo ttft=500ms,tpot=50ms")
@@ -55,12 +82,22 @@ else 0. --single-run lets it say 3. An invalid run is 4 (--allow-invalid accepts
 	}
 	f := c.Flags()
 	f.BoolVar(&o.json, "json", false, "print one JSON document (docs/CLI_JSON.md)")
+	f.StringArrayVar(&o.base, "base", nil, "runs of the base, a launch each")
+	f.StringArrayVar(&o.candidate, "candidate", nil, "runs of the candidate, in the order of their pairs")
+	f.StringVar(&o.baseline, "baseline", "", "file of baseline save in place of base runs")
+	o.judge.add(f)
 	f.StringVar(&o.slo, "slo", "", "limits to compare attainment of, such as ttft=500ms,tpot=50ms")
 	f.Float64Var(&o.minEffect, "min-effect", 5, "smallest change of a typical request that matters, in percent")
 	f.Float64Var(&o.minTail, "min-tail", 10, "smallest change of slow requests and percentiles that matters, in percent")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the resampling")
 	f.BoolVar(&o.singleRun, "single-run", false, "exit 3, not 5, where one run a side looks worse")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "compare although a run is invalid")
+	groupFlags(c,
+		flagGroup{"Launches in pairs, or against a baseline", append([]string{"base", "candidate", "baseline"}, judgeHow...)},
+		flagGroup{"One run a side", []string{"single-run", "min-effect", "min-tail", "seed"}},
+		flagGroup{"Both", []string{"slo", "allow-invalid"}},
+		flagGroup{"Result", judgeWhere},
+	)
 	return c
 }
 

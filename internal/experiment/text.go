@@ -24,10 +24,10 @@ func (r *Report) Text(w io.Writer) error {
 		fmt.Fprintf(b, "  differs: %s\n", cut(d.What+": "+d.Base+" -> "+d.Candidate, 66))
 	}
 	if len(r.Findings) > 0 {
-		fmt.Fprintf(b, "%-15s %9s %9s %8s %17s  %-12s %s\n", "metric", "base", "candidate", "change", "interval", "state", "could see")
+		fmt.Fprintf(b, "%-18s %9s %9s %8s %16s %-12s %s\n", "metric", "base", "candidate", "change", "interval", "state", "could see")
 	}
 	for _, f := range r.shown(12) {
-		fmt.Fprintf(b, "%-15s %9s %9s %8s %17s  %-12s %s\n", f.Metric, number(f.Base, f), number(f.Candidate, f), change(f), interval(f), state(f), detectable(f))
+		fmt.Fprintf(b, "%-18s %9s %9s %8s %16s %-12s %s\n", f.Metric, number(f.Base, f), number(f.Candidate, f), change(f), interval(f), state(f), detectable(f))
 	}
 	for _, s := range r.Warnings {
 		fmt.Fprintf(b, "note: %s\n", s)
@@ -66,6 +66,9 @@ func (r *Report) evidence() string {
 	if r.Policy != "" {
 		return fmt.Sprintf("%s, by policy %s", count(r.Pairs, "pair"), r.Policy)
 	}
+	if r.Method == againstBaseline {
+		return fmt.Sprintf("%s, level %.2g %%", count(r.Pairs, "launch"), 100*r.Alpha)
+	}
 	return fmt.Sprintf("%s of launches, level %.2g %%", count(r.Pairs, "pair"), 100*r.Alpha)
 }
 
@@ -73,12 +76,17 @@ func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
+	if what == "launch" {
+		return fmt.Sprintf("%d launches", n)
+	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // shown are the gated metrics and then those worth a look, at most n.
 func (r *Report) shown(n int) []verdict.Finding {
-	out := slices.Clone(r.Findings)
+	out := slices.DeleteFunc(slices.Clone(r.Findings), func(f verdict.Finding) bool { // what explains has to have moved
+		return !f.Gated && !f.WorthALook && math.Abs(f.ChangePct.V) < f.TolerancePct && (f.Better == "" || f.ChangePct.V == 0)
+	})
 	rank := func(f verdict.Finding) int {
 		switch {
 		case f.Gated:

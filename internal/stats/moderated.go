@@ -150,3 +150,19 @@ func RobustSD(x []float64) float64 {
 	}
 	return madScale * Median(d)
 }
+
+// BinomialInterval is the interval of Clopper and Pearson for a share of which k of n were seen: exact, never too narrow.
+func BinomialInterval(k, n int, confidence float64) (lo, hi float64) {
+	if n <= 0 || k < 0 || k > n {
+		return math.NaN(), math.NaN()
+	}
+	tail := (1 - confidence) / 2
+	lo, hi = 0, 1
+	if k > 0 {
+		lo = distuv.Beta{Alpha: float64(k), Beta: float64(n - k + 1)}.Quantile(tail)
+	}
+	if k < n {
+		hi = distuv.Beta{Alpha: float64(k + 1), Beta: float64(n - k)}.Quantile(1 - tail)
+	}
+	return lo, hi
+}

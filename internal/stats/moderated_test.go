@@ -183,3 +183,16 @@ func TestCUSUMRunLengths(t *testing.T) {
 		t.Errorf("a jump of three deviations: %+v", a)
 	}
 }
+
+func TestBinomialIntervalPublished(t *testing.T) {
+	// 0 of n: the upper end of 95 % is 1 − 0.025^(1/n); 10 of 100: 4.90 to 17.62 %, as R's binom.test prints.
+	if lo, hi := BinomialInterval(0, 400, 0.95); lo != 0 || math.Abs(hi-(1-math.Pow(0.025, 1.0/400))) > 1e-9 {
+		t.Errorf("0 of 400: %v to %v", lo, hi)
+	}
+	if lo, hi := BinomialInterval(10, 100, 0.95); math.Abs(lo-0.04900469) > 1e-6 || math.Abs(hi-0.17622260) > 1e-6 {
+		t.Errorf("10 of 100: %v to %v", lo, hi)
+	}
+	if lo, hi := BinomialInterval(5, 5, 0.95); hi != 1 || !(lo > 0.4) {
+		t.Errorf("5 of 5: %v to %v", lo, hi)
+	}
+}

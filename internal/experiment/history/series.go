@@ -66,8 +66,11 @@ func (db *DB) Series() []*Series {
 	return slices.DeleteFunc(out, func(s *Series) bool { return len(s.Runs) == 0 && s.Invalid == 0 })
 }
 
-// Find returns the series of a key, nil where there is none.
+// Find returns the series of a key, nil where there is none. A nil history has none.
 func (db *DB) Find(id string) *Series {
+	if db == nil {
+		return nil
+	}
 	for _, s := range db.Series() {
 		if s.ID == id {
 			return s

@@ -300,6 +300,8 @@ func correct(rows []*row, alpha float64) {
 	for _, w := range rows {
 		switch {
 		case w.fixed:
+		case w.m.Gate && w.e.SD == 0 && w.e.Mean == 0: // nothing differed at all: there is no hypothesis to correct for
+			w.decide(false, false)
 		case w.m.Gate:
 			gated = append(gated, w)
 		case w.m.Better != "":

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/shadowtape/shadowtape/analyzer"
+	"github.com/shadowtape/shadowtape/internal/experiment"
+	"github.com/shadowtape/shadowtape/internal/experiment/history"
+	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
+)
+
+// judgeFlags say how launches are judged and where the verdict goes: diff of many runs and gate share them.
+type judgeFlags struct {
+	slo, rules, tolerance, policy  string
+	db, window                     string
+	minSamples                     int
+	allowInvalid                   bool
+	md, junit, openmetrics, influx string
+}
+
+// add registers the flags.
+func (j *judgeFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&j.rules, "rules", "", "gate.yaml: tolerance, minimum and gate of metrics")
+	f.StringVar(&j.tolerance, "tolerance", "", "acceptable changes, such as ttft=5%,tpot=3%:1% (after the colon the smallest that counts)")
+	f.StringVar(&j.policy, "policy", "", "a classic rule in place of the test: threshold:3% or sigma:3")
+	f.StringVar(&j.db, "db", "", "history to hold the candidate against, and to take the variance of A/A pairs from")
+	f.StringVar(&j.window, "history", "30d", "how far back the history counts; 0 is all of it")
+	f.IntVar(&j.minSamples, "min-samples", 5000, "requests of a run below which the report says so")
+	f.StringVar(&j.md, "md", "", "write the verdict as Markdown, for a pull request comment")
+	f.StringVar(&j.junit, "junit", "", "write it as JUnit XML")
+	f.StringVar(&j.openmetrics, "openmetrics", "", "write it as OpenMetrics text (node_exporter's textfile collector reads it)")
+	f.StringVar(&j.influx, "influx", "", "write it in InfluxDB's line protocol")
+}
+
+// judgeNames are the flags of add, for help.
+var (
+	judgeHow   = []string{"rules", "tolerance", "policy", "db", "history", "min-samples"}
+	judgeWhere = []string{"json", "md", "html", "junit", "openmetrics", "influx"}
+)
+
+// parseDays reads a duration that may be in days: 30d, 12h, 0.
+func parseDays(s string) (time.Duration, error) {
+	if s == "" || s == "0" {
+		return 0, nil
+	}
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		n, err := strconv.ParseFloat(days, 64)
+		if err == nil && n >= 0 && n < 36500 {
+			return time.Duration(n * 24 * float64(time.Hour)), nil
+		}
+	} else if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+		return d, nil
+	}
+	return 0, fmt.Errorf("%q is no time span such as 30d or 12h", s)
+}
+
+// judging is what the flags come to.
+type judging struct {
+	options experiment.CompareOptions
+	slo     []analyzer.Limit
+	db      *history.DB
+	window  time.Duration
+}
+
+// resolve reads what the flags name.
+func (j *judgeFlags) resolve() (out judging, err error) {
+	usage := func(err error) (judging, error) { return out, usageError(err, "shadowtape gate --help") }
+	if out.slo, err = analyzer.ParseSLO(j.slo); err != nil {
+		return usage(err)
+	}
+	o := &out.options
+	o.Metrics = verdict.Defaults()
+	if j.rules != "" {
+		if o.Metrics, err = experiment.LoadRules(j.rules, o.Metrics); err != nil {
+			return usage(err)
+		}
+	}
+	if o.Metrics, err = experiment.ParseTolerances(j.tolerance, o.Metrics); err != nil {
+		return usage(err)
+	}
+	if o.Policy, err = experiment.ParsePolicy(j.policy); err != nil {
+		return usage(err)
+	}
+	if out.window, err = parseDays(j.window); err != nil {
+		return usage(fmt.Errorf("--history: %w", err))
+	}
+	if j.minSamples < 0 {
+		return usage(errors.New("--min-samples is negative"))
+	}
+	o.MinSamples, o.AllowInvalid = j.minSamples, j.allowInvalid
+	if j.db != "" {
+		if out.db, err = history.Load(j.db); errors.Is(err, history.ErrEmpty) {
+			err = nil // the first night has none
+		}
+		if err != nil {
+			return out, err
+		}
+	}
+	o.FalseAlarms = experiment.FalseAlarmText(out.db)
+	return out, nil
+}
+
+// load reads the runs of one side.
+func (j *judging) load(where []string) ([]*experiment.Measured, error) {
+	var out []*experiment.Measured
+	for _, w := range where {
+		m, err := experiment.Load(w, experiment.LoadOptions{SLO: j.slo, Saturated: experiment.SaturatedOf(w)})
+		if errors.Is(err, experiment.ErrNotARun) {
+			return nil, withHint(err, "a verdict over launches takes runs of replay or simulate; diff BASE CANDIDATE compares a recording with its replay")
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// report writes a verdict where the flags say and turns it into an exit code.
+func (a *app) reportVerdict(r experiment.Report, j judgeFlags, asJSON bool) error {
+	var err error
+	if asJSON {
+		err = printJSON(a.out, &r)
+	} else {
+		err = r.Text(a.out)
+	}
+	if err != nil {
+		return err
+	}
+	for _, out := range []struct {
+		path  string
+		write func(io.Writer) error
+	}{{j.md, r.Markdown}, {j.junit, r.JUnit}, {j.openmetrics, r.OpenMetrics}, {j.influx, func(w io.Writer) error { return r.Influx(w, time.Now()) }}} {
+		if out.path != "" {
+			if err := writeFile(out.path, out.write); err != nil {
+				return err
+			}
+		}
+	}
+	return verdictExit(r.Verdict)
+}
+
+// writeFile writes a whole file or none.
+func writeFile(path string, write func(io.Writer) error) error {
+	f, err := os.Create(path + ".part")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	err = errors.Join(write(f), f.Close())
+	if err == nil {
+		err = os.Rename(path+".part", path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(path+".part")))
+	}
+	return nil
+}
+
+func verdictExit(s verdict.State) error {
+	switch s {
+	case verdict.Regressed:
+		return exitWith(exitWorse, nil, "")
+	case verdict.Invalid:
+		return exitWith(exitInvalid, nil, "")
+	case verdict.Inconclusive:
+		return exitWith(exitInconclusive, nil, "")
+	}
+	return nil
+}
+
+// diffMany compares runs by the launch: pairs of them, or candidates with a baseline file.
+func (a *app) diffMany(base, candidate []string, baseline string, j judgeFlags, asJSON bool) error {
+	g, err := j.resolve()
+	if err != nil {
+		return err
+	}
+	c, err := g.load(candidate)
+	if err != nil {
+		return err
+	}
+	var r experiment.Report
+	if baseline != "" {
+		b, err := history.ReadBaseline(baseline)
+		if err != nil {
+			return err
+		}
+		if r, err = experiment.CompareBaseline(b, baseline, c, g.options); err != nil {
+			return withHint(err, "replay the baseline's trace with its options on its machine, or save another baseline")
+		}
+		return a.reportVerdict(r, j, asJSON)
+	}
+	b, err := g.load(base)
+	if err != nil {
+		return err
+	}
+	g.options.Past = experiment.PastOf(g.db, b[0], g.options.Metrics, g.window)
+	if r, err = experiment.Compare(b, c, g.options); err != nil {
+		return withHint(err, "replay one trace with the same options against both sides")
+	}
+	return a.reportVerdict(r, j, asJSON)
+}
+
+// spread lets a list follow a flag of diff: --base a b c becomes --base a --base b --base c, up to the next flag.
+func spread(args []string) []string {
+	if len(args) == 0 || args[0] != "diff" {
+		return args
+	}
+	var out []string
+	list := ""
+	for _, s := range args {
+		switch {
+		case s == "--base" || s == "--candidate":
+			list = s
+		case strings.HasPrefix(s, "-") && s != "-":
+			list = ""
+			out = append(out, s)
+		case list != "":
+			out = append(out, list, s)
+		default:
+			out = append(out, s)
+		}
+	}
+	return out
+}
