@@ -10,7 +10,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-nvml gpu-check demo test race lint fuzz bench-analyze bench-accuracy bench-lag clean
+.PHONY: help build build-nvml sim-image gpu-check demo test race lint fuzz bench-analyze bench-accuracy bench-lag clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ build: ## build the one static binary, bin/shadowtape
 
 build-nvml: ## build bin/shadowtape with NVML, for machines with NVIDIA GPUs (needs gcc, Linux)
 	@CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/shadowtape ./cmd/shadowtape
+
+sim-image: build ## build the container image of the simulator, shadowtape-sim (needs docker or podman)
+	@$$(command -v docker || command -v podman) build -q -t shadowtape-sim:latest -f Dockerfile.sim .
 
 gpu-check: ## exercise NVML and leases on a machine with NVIDIA GPUs (under three minutes); fails where there is none
 	@CGO_ENABLED=1 SHADOWTAPE_GPU_CHECK=1 $(GO) test -count=1 -timeout 3m -run '^TestMachine$$' ./internal/gpu
