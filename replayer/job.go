@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -30,9 +29,8 @@ type JobOptions struct {
 	Natural  bool // output lengths are left to the model
 	Greedy   bool // temperature 0 instead of what was recorded
 
-	Speed       float64       // 0: 1
-	Duration    time.Duration // 0: the whole trace
-	MaxRequests int64         // 0: no limit
+	Selection   Selection     // what of the trace, and at which speed; its Seed is Seed
+	SpreadTicks bool          // spread arrivals within the ticks of the trace's clock, whose length is detected
 	MaxInFlight int           // 0: 100,000
 	KeepCache   bool          // do not empty the prefix cache first
 	Scrape      time.Duration // between scrapes of the targets' metrics; 0: 500 ms, negative: none
@@ -52,15 +50,7 @@ func (o JobOptions) Validate() error {
 	if o.Out == "" {
 		errs = append(errs, errors.New("no run directory is given"))
 	}
-	if o.Speed < 0 || math.IsNaN(o.Speed) || math.IsInf(o.Speed, 0) {
-		errs = append(errs, fmt.Errorf("a speed of %v", o.Speed))
-	}
-	if o.Duration < 0 {
-		errs = append(errs, fmt.Errorf("a duration of %v is negative", o.Duration))
-	}
-	if o.MaxRequests < 0 {
-		errs = append(errs, fmt.Errorf("%d requests at most", o.MaxRequests))
-	}
+	errs = append(errs, o.Selection.Validate())
 	if o.MaxInFlight < 0 {
 		errs = append(errs, fmt.Errorf("%d requests in flight at most", o.MaxInFlight))
 	}
@@ -75,11 +65,15 @@ func (o JobOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Plan is what a replay is about to do.
+// Plan is what a replay is about to do. Its figures leave the warm-up out.
 type Plan struct {
 	Requests     int64
-	Duration     time.Duration // to the last arrival
+	Warmup       int64         // requests of the preroll
+	Duration     time.Duration // to the last arrival, warm-up included
 	PeakRate     float64       // the most arrivals in one second
+	Speed        float64       // how many times as fast as recorded
+	Quantum      time.Duration // the tick of the trace's clock, where arrivals share times; 0: none
+	Sessions     bool          // the trace has sessions
 	InputTokens  int64
 	OutputTokens int64
 	Endpoints    map[formats.Endpoint]int64 // as they will be asked
@@ -109,9 +103,7 @@ func Prepare(ctx context.Context, o JobOptions) (*Job, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	if o.Speed == 0 {
-		o.Speed = 1
-	}
+	o.Selection.Seed = o.Seed
 	if _, err := os.Stat(o.Out); err == nil {
 		return nil, fmt.Errorf("create run %s: %w", o.Out, os.ErrExist)
 	}
@@ -197,63 +189,6 @@ func (j *Job) prepare(ctx context.Context) error {
 	return err
 }
 
-// schedule composes what was asked for, on the rows that rows yields.
-func (j *Job) schedule(s Schedule) Schedule {
-	s = Speed(s, j.o.Speed)
-	s = Until(s, j.o.Duration)
-	return MaxRequests(s, j.o.MaxRequests)
-}
-
-// count goes once through the schedule, reading only the columns that the plan needs.
-func (j *Job) count(endpoint formats.Endpoint) error {
-	columns := []formats.Column{formats.ColArrival, formats.ColPhase, formats.ColArrivalIndex, formats.ColInputTokens, formats.ColOutputTokens, formats.ColEndpoint}
-	blocks := j.o.Trace.Header.PrefixBlockUnit == "bytes"
-	if blocks {
-		columns = append(columns, formats.ColPrefixBlocks, formats.ColPrefixTailTokens)
-	}
-	pl := &j.Plan
-	pl.Endpoints = map[formats.Endpoint]int64{}
-	var second, inSecond, noInput int64
-	var bytes, tokens float64
-	for a, err := range j.schedule(fromTrace(j.o.Trace, columns...)) {
-		if err != nil {
-			return err
-		}
-		x := a.Exchange
-		pl.Requests++
-		pl.Duration = a.At
-		pl.InputTokens += x.InputTokens.V
-		pl.OutputTokens += x.OutputTokens.V
-		e := x.Endpoint
-		if e == "" {
-			e = endpoint
-		}
-		pl.Endpoints[e]++
-		if !x.InputTokens.Valid {
-			noInput++
-		}
-		if s := int64(a.At / time.Second); s != second || pl.Requests == 1 {
-			second, inSecond = s, 0
-		}
-		inSecond++
-		pl.PeakRate = max(pl.PeakRate, float64(inSecond))
-		if blocks && x.PrefixBlocks != nil && x.InputTokens.Valid {
-			bytes += float64(int64(len(x.PrefixBlocks))*int64(j.o.Trace.Header.PrefixBlockSize) + x.PrefixTailTokens.V)
-			tokens += float64(x.InputTokens.V)
-		}
-	}
-	if pl.Requests == 0 {
-		return fmt.Errorf("plan the replay of %s: no request of the trace falls into it", j.o.Trace.Name)
-	}
-	if bytes > 0 {
-		j.perByte = tokens / bytes
-	}
-	if noInput > 0 {
-		pl.Warnings = append(pl.Warnings, fmt.Sprintf("%d of %d requests do not say how long their prompt was, and will not be sent", noInput, pl.Requests))
-	}
-	return nil
-}
-
 // Run replays, and writes the run directory. live may be nil. A cancelled context ends it early: the run directory holds what was
 // measured, the manifest says Interrupted, and the error is nil.
 func (j *Job) Run(ctx context.Context, live *Live) (formats.Manifest, error) {
@@ -289,7 +224,7 @@ func (j *Job) Run(ctx context.Context, live *Live) (formats.Manifest, error) {
 		wg.Go(func() { ws, watchErr = j.client.WatchServers(watching, every, w.WriteServer) })
 	}
 	wg.Go(func() { clientErr = watchClient(watching, live, w.WriteClient) })
-	stats, err := Replay(ctx, j.schedule(FromTrace(j.o.Trace)), j.prompts, j.client, w, Options{
+	stats, err := Replay(ctx, j.o.Selection.Apply(FromTrace(j.o.Trace), j.Plan.Speed), j.prompts, j.client, w, Options{
 		RequestIDs: ids, Node: node, MaxInFlight: j.o.MaxInFlight, Live: live,
 	})
 	stop()
@@ -308,19 +243,14 @@ func (j *Job) manifest(ids string) formats.Manifest {
 		label = filepath.Base(filepath.Clean(o.Out))
 	}
 	opts := map[string]any{
-		"request_ids": ids, "speed": o.Speed, "sessions": "absolute", "dialect": j.Plan.Dialect, "token_ids": j.Plan.TokenIDs,
+		"request_ids": ids, "speed": j.Plan.Speed, "sessions": "absolute", "dialect": j.Plan.Dialect, "token_ids": j.Plan.TokenIDs,
 		"output_lengths": map[bool]string{true: "forced", false: "natural"}[j.Plan.Forced], "request_timeout_s": j.client.o.Timeout.Seconds(),
 		"planned_requests": j.Plan.Requests, "planned_duration_s": j.Plan.Duration.Seconds(),
 	}
 	if o.Greedy {
 		opts["sampling"] = "greedy"
 	}
-	if o.Duration > 0 {
-		opts["duration_s"] = o.Duration.Seconds()
-	}
-	if o.MaxRequests > 0 {
-		opts["max_requests"] = o.MaxRequests
-	}
+	o.Selection.describe(opts)
 	if o.MaxInFlight > 0 {
 		opts["max_in_flight"] = o.MaxInFlight
 	}

@@ -25,7 +25,6 @@ type Sink interface {
 type Options struct {
 	RequestIDs  string        // what x-request-id starts with: RequestID(RequestIDs, arrival index). "": "st"
 	Node        string        // the machine that replays
-	Phase       formats.Phase // of the rows; "": measure
 	MaxInFlight int           // arrivals past it are dropped and counted; 0: 100,000
 	LateAfter   time.Duration // a request sent later than this after its time counts as late; 0: 1 ms
 	Drain       time.Duration // how long after the last arrival answers are waited for; what is left then has ended by run_end. 0: the client's Timeout and 5 s
@@ -58,9 +57,6 @@ func (o *Options) defaults(c *Client) {
 	if o.RequestIDs == "" {
 		o.RequestIDs = "st"
 	}
-	if o.Phase == "" {
-		o.Phase = formats.PhaseMeasure
-	}
 	if o.MaxInFlight == 0 {
 		o.MaxInFlight = 100_000
 	}
@@ -90,7 +86,7 @@ func (o *Options) defaults(c *Client) {
 	}
 }
 
-// Live is a run's counters while it runs. All are safe to read at any time.
+// Live is a run's counters while it runs, its warm-up left out but for InFlight. All are safe to read at any time.
 type Live struct {
 	Scheduled, Sent, Completed, Failed, Aborted, RunEnd, Dropped atomic.Int64
 	Late                                                         atomic.Int64 // sent more than Options.LateAfter after schedule
@@ -110,9 +106,10 @@ func (l *Live) Counts() formats.RequestCounts {
 
 // Stats is what Replay did.
 type Stats struct {
-	Requests    formats.RequestCounts
-	Errors      map[string]int64 // of the failed, by kind
-	Dropped     map[string]int64 // by why
+	Requests    formats.RequestCounts // what was measured
+	Warmup      formats.RequestCounts // what was sent as warm-up
+	Errors      map[string]int64      // of the failed, by kind
+	Dropped     map[string]int64      // by why
 	Late        int64
 	Retried     int64 // requests sent again because a kept connection was closed
 	Quality     Quality

@@ -75,6 +75,12 @@ func TestSameBlocksSameTokens(t *testing.T) {
 	if n := same(a, ids(t, other)); n != 0 {
 		t.Errorf("another seed agrees for %d tokens", n)
 	}
+	next := blocks(5, 11, 22, 33)
+	next.Loop = formats.Of(int32(1))
+	second, _ := made(t, p, next)
+	if n := same(a, ids(t, second)); n != 0 {
+		t.Errorf("the second pass agrees with the first for %d tokens", n)
+	}
 	for _, id := range a {
 		if id < 1000 || id >= 30_000 {
 			t.Errorf("token id %d", id)

@@ -36,6 +36,7 @@ var errDone = errors.New("the run is over")
 type job struct {
 	due   time.Duration
 	index int64
+	live  *Live // the counters it belongs to
 	x     *formats.Exchange
 	asked asked
 	pool  *pool
@@ -50,7 +51,8 @@ type replay struct {
 	o       Options
 	c       *Client
 	p       Prompter
-	live    *Live
+	live    *Live // of what is measured
+	warmup  Live  // of the warm-up
 	clk     clock
 	started chan struct{} // closed when clk stands
 
@@ -122,7 +124,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	r.out.close()
 	err := <-writeErr
 	r.stats.End = time.Now()
-	r.stats.Requests = r.live.Counts()
+	r.stats.Requests, r.stats.Warmup = r.live.Counts(), r.warmup.Counts()
 	r.stats.Late = r.live.Late.Load()
 	r.stats.ClockSteps = r.clk.wall.steps.Load()
 	if err != nil {
@@ -176,7 +178,10 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 			return
 		}
 		j := &job{due: a.At, index: index, asked: askedOf(a.Exchange), ready: make(chan struct{}), pool: r.c.targets[index%int64(len(r.c.targets))]}
-		j.cost = bodyCost(a.Exchange)
+		j.cost, j.live = bodyCost(a.Exchange), r.live
+		if a.Warmup {
+			j.live = &r.warmup
+		}
 		j.x = r.row(a, index, j.pool)
 		index++
 		if !r.take(ctx, j.cost) {
@@ -240,7 +245,10 @@ func (r *replay) row(a Arrival, index int64, p *pool) *formats.Exchange {
 	}
 	x.ArrivalIndex, x.Loop = formats.Of(index), formats.Of(a.Loop)
 	x.CorrelationID = formats.Of(CorrelationID(r.o.RequestIDs, RequestID(r.o.RequestIDs, index)))
-	x.ServerID, x.Node, x.Phase = p.url.String(), r.o.Node, r.o.Phase
+	x.ServerID, x.Node, x.Phase = p.url.String(), r.o.Node, formats.PhaseMeasure
+	if a.Warmup {
+		x.Phase = formats.PhaseWarmup
+	}
 	clearOutcome(&x)
 	return &x
 }
@@ -289,7 +297,7 @@ func (r *replay) dispatch(ctx context.Context, first *job) bool {
 			return true
 		}
 		j.x.ArrivalUnixNS = r.clk.unix + int64(j.due)
-		r.live.Scheduled.Add(1)
+		j.live.Scheduled.Add(1)
 		if r.live.InFlight.Load() >= int64(r.o.MaxInFlight) {
 			r.drop(j, formats.ErrorMaxInFlight)
 			continue
@@ -303,10 +311,12 @@ func (r *replay) dispatch(ctx context.Context, first *job) bool {
 
 // drop writes the row of an arrival that is not sent.
 func (r *replay) drop(j *job, why string) {
-	r.live.Dropped.Add(1)
-	r.statsMu.Lock()
-	r.stats.Dropped[why]++
-	r.statsMu.Unlock()
+	j.live.Dropped.Add(1)
+	if j.live == r.live {
+		r.statsMu.Lock()
+		r.stats.Dropped[why]++
+		r.statsMu.Unlock()
+	}
 	x := j.x
 	r.inFlight.Add(1)
 	go func() { // the builder may still be at work on the row
@@ -333,23 +343,23 @@ func (r *replay) send(ctx context.Context, j *job) {
 	}
 	x, due := j.x, int64(j.due)
 	j.pool.exchange(ctx, x, j.wire, r.clk, due, func(at int64) {
-		r.live.Sent.Add(1)
+		j.live.Sent.Add(1)
 		r.give(j.cost)
 		if at < 0 {
 			return
 		}
 		lag := at - due
 		if lag > int64(r.o.LateAfter) {
-			r.live.Late.Add(1)
+			j.live.Late.Add(1)
 		}
-		storeMax(&r.live.LagMaxNS, lag)
+		storeMax(&j.live.LagMaxNS, lag)
 	})
 	r.finish(j)
 }
 
 // finish counts an exchange that was sent, and hands its row on.
 func (r *replay) finish(j *job) {
-	l, x := r.live, j.x
+	l, x := j.live, j.x
 	switch {
 	case x.EndReason == formats.EndRunEnd:
 		l.RunEnd.Add(1)
@@ -364,15 +374,17 @@ func (r *replay) finish(j *job) {
 		l.TTFTSumNS.Add(x.FirstTokenNS.V)
 		l.TTFTCount.Add(1)
 	}
-	r.statsMu.Lock()
-	if x.Failed() {
-		r.stats.Errors[x.ErrorKind]++
+	if l == r.live {
+		r.statsMu.Lock()
+		if x.Failed() {
+			r.stats.Errors[x.ErrorKind]++
+		}
+		if x.Attempt.V > 1 {
+			r.stats.Retried++
+		}
+		r.stats.Quality.add(x, j.asked)
+		r.statsMu.Unlock()
 	}
-	if x.Attempt.V > 1 {
-		r.stats.Retried++
-	}
-	r.stats.Quality.add(x, j.asked)
-	r.statsMu.Unlock()
 	r.out.put(x)
 }
 

@@ -15,12 +15,13 @@ type Arrival struct {
 	At       time.Duration     // absolute offset from the run's start, never negative
 	After    uint64            // not 0: released when the exchange with this id of the source trace ends, Think later, and At is ignored
 	Think    time.Duration     // only with After
+	Warmup   bool              // sent like the others, but not measured: its row's phase is warmup
 	Loop     int32             // which pass over the trace, from 0
 	Exchange *formats.Exchange // what to send; the schedule's consumer may keep it, but must not change it
 }
 
-// Schedule yields arrivals in the order of At. Transforms (Speed, Duration, MaxRequests) take one and return another; they hold no
-// more than the arrival at hand, so that memory does not depend on the trace's length. An error ends the sequence.
+// Schedule yields arrivals in the order of At. Transforms (Speed, Window, Thin, …) take one and return another; they hold no
+// more than the arrivals of one instant, so that memory does not depend on the trace's length. An error ends the sequence.
 type Schedule = iter.Seq2[Arrival, error]
 
 // Speed plays a schedule factor times as fast: every offset and think time is divided by it. It panics on a factor that is not
@@ -71,7 +72,7 @@ func Until(s Schedule, d time.Duration) Schedule {
 	}
 }
 
-// MaxRequests ends a schedule after n arrivals. Zero means no limit.
+// MaxRequests ends a schedule after n arrivals, warm-up not counted. Zero means no limit.
 func MaxRequests(s Schedule, n int64) Schedule {
 	if n <= 0 {
 		return s
@@ -82,7 +83,7 @@ func MaxRequests(s Schedule, n int64) Schedule {
 			if !yield(a, err) {
 				return
 			}
-			if err == nil {
+			if err == nil && !a.Warmup {
 				if left--; left == 0 {
 					return
 				}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,8 +28,11 @@ type replayFlags struct {
 	out, model, endpoint, dialect, label, keyEnv string
 	outputs, sampling, clock                     string
 	targets, headers                             []string
-	speed                                        float64
-	duration, timeout, scrape                    time.Duration
+	window, spread, tenant, onlyModel            string
+	thin                                         []string
+	speed, rate                                  float64
+	duration, timeout, scrape, preroll           time.Duration
+	loop                                         int
 	maxRequests, seed                            int64
 	maxInFlight                                  int
 	force, allowInvalid, keepCache               bool
@@ -60,6 +64,14 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.keyEnv, "api-key-env", "", "environment `variable` that holds the API key; the key is not written down")
 	f.StringVar(&o.dialect, "dialect", "", "what the server understands beyond the OpenAI API: "+strings.Join(replayer.DialectNames(), ", ")+" (default: detected)")
 	f.Float64Var(&o.speed, "speed", 1, "play so many times as fast")
+	f.Float64Var(&o.rate, "rate", 0, "scale time to this many requests a second on average, instead of --speed")
+	f.StringVar(&o.window, "window", "", "replay only this part of the trace, as `FROM..TO` from its start, such as 10m..40m")
+	f.DurationVar(&o.preroll, "preroll", 0, "replay so much of the trace before the window as warm-up, and keep the cache it leaves")
+	f.IntVar(&o.loop, "loop", 1, "play the trace so many times; 0: until --duration or --max-requests")
+	f.StringArrayVar(&o.thin, "thin", nil, "replay a `share` of the sessions, such as 0.1, or one server's share, as server=ID")
+	f.StringVar(&o.tenant, "tenant", "", "replay only this tenant_id (16 hex digits)")
+	f.StringVar(&o.onlyModel, "only-model", "", "replay only requests for this recorded model")
+	f.StringVar(&o.spread, "spread", "none", "uniform: spread arrivals within the ticks of a coarse clock; none: leave them")
 	f.DurationVar(&o.duration, "duration", 0, "end after this time of the replay (default: the whole trace)")
 	f.Int64Var(&o.maxRequests, "max-requests", 0, "end after so many requests (default: all)")
 	f.IntVar(&o.maxInFlight, "max-in-flight", 100_000, "requests in flight past which arrivals are dropped and counted")
@@ -74,7 +86,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although the run is invalid")
 	groupFlags(c,
 		flagGroup{"Target", []string{"target", "model", "header", "api-key-env", "dialect", "request-timeout", "scrape", "keep-cache", "clock"}},
-		flagGroup{"Load", []string{"speed", "duration", "max-requests", "max-in-flight"}},
+		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
 		flagGroup{"Requests", []string{"seed", "endpoint", "output-lengths", "sampling"}},
 		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid"}},
 	)
@@ -127,8 +139,7 @@ func (a *app) replay(c *cobra.Command, where string, o replayFlags) (err error) 
 // options turns the flags into the replayer's.
 func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOptions, error) {
 	jo := replayer.JobOptions{
-		Out: o.out, Model: o.model, Dialect: o.dialect, Seed: o.seed, Speed: o.speed, Duration: o.duration, MaxRequests: o.maxRequests,
-		MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
+		Out: o.out, Model: o.model, Dialect: o.dialect, Seed: o.seed, MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
 		Client: replayer.ClientOptions{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}},
 	}
 	var errs []error
@@ -139,8 +150,10 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 	if o.out == "" {
 		bad("-o is missing")
 	}
-	if !(o.speed > 0) {
-		bad("--speed %v is not positive", o.speed)
+	sel, err := o.selection(c)
+	jo.Selection, jo.SpreadTicks = sel, o.spread == "uniform"
+	if err != nil {
+		errs = append(errs, err)
 	}
 	if o.timeout <= 0 {
 		bad("--request-timeout %v is not positive", o.timeout)
@@ -198,6 +211,54 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 	return jo, nil
 }
 
+// selection is which part of the trace is replayed.
+func (o replayFlags) selection(c *cobra.Command) (replayer.Selection, error) {
+	sel := replayer.Selection{Tenant: o.tenant, Model: o.onlyModel, Preroll: o.preroll, Loops: o.loop, Rate: o.rate, Duration: o.duration, MaxRequests: o.maxRequests}
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if !(o.speed > 0) {
+		bad("--speed %v is not positive", o.speed)
+	}
+	if sel.Speed = o.speed; o.rate > 0 && !c.Flags().Changed("speed") {
+		sel.Speed = 0
+	}
+	if o.loop == 0 {
+		sel.Loops = -1
+	}
+	if o.loop < 0 {
+		bad("--loop %d is negative", o.loop)
+	}
+	if o.spread != "uniform" && o.spread != "none" {
+		bad("--spread is uniform or none, not %q", o.spread)
+	}
+	if o.window != "" {
+		from, to, ok := strings.Cut(o.window, "..")
+		var err1, err2 error
+		if from != "" {
+			sel.From, err1 = time.ParseDuration(from)
+		}
+		if to != "" {
+			sel.To, err2 = time.ParseDuration(to)
+		}
+		if !ok || err1 != nil || err2 != nil {
+			bad("--window wants FROM..TO, such as 10m..40m, not %q", o.window)
+		}
+	}
+	for _, t := range o.thin {
+		if id, ok := strings.CutPrefix(t, "server="); ok {
+			sel.Server = id
+			continue
+		}
+		v, err := strconv.ParseFloat(t, 64)
+		if err != nil || !(v > 0 && v <= 1) {
+			bad("--thin wants a share above 0 and up to 1, or server=ID, not %q", t)
+			continue
+		}
+		sel.Thin = v
+	}
+	return sel, errors.Join(errors.Join(errs...), sel.Validate())
+}
+
 // commandLine is what was called, with the values of headers left out.
 func commandLine(c *cobra.Command, args ...string) []string {
 	out := append(strings.Fields(c.CommandPath()), args...)
@@ -247,12 +308,16 @@ func printPlan(a *app, p replayer.Plan) error {
 	if p.Forced {
 		lengths = "forced"
 	}
+	warm := ""
+	if p.Warmup > 0 {
+		warm = fmt.Sprintf(" after %d of warm-up", p.Warmup)
+	}
 	prompts := "token ids"
 	if p.Text.Method != "" {
 		prompts = fmt.Sprintf("text, calibrated by %s: %.4g tokens a word, %.3g over", p.Text.Method, p.Text.TokensPerWord, p.Text.Overhead)
 	}
-	_, err := fmt.Fprintf(a.err, "plan: %d requests in %v, peak %.0f/s, %d input and %d output tokens\n      target %s (%s), model %s\n      %s; prompts: %s; output lengths: %s\n",
-		p.Requests, p.Duration.Round(time.Millisecond), p.PeakRate, p.InputTokens, p.OutputTokens, strings.Join(p.Targets, " "), p.Dialect, p.Model,
+	_, err := fmt.Fprintf(a.err, "plan: %d requests%s in %v, peak %.0f/s, %d input and %d output tokens\n      target %s (%s), model %s\n      %s; prompts: %s; output lengths: %s\n",
+		p.Requests, warm, p.Duration.Round(time.Millisecond), p.PeakRate, p.InputTokens, p.OutputTokens, strings.Join(p.Targets, " "), p.Dialect, p.Model,
 		strings.Join(endpoints, ", "), prompts, lengths)
 	for _, w := range p.Warnings {
 		if err == nil {
