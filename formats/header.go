@@ -85,6 +85,7 @@ type Manifest struct {
 	PrefixReset string           `json:"prefix_reset,omitempty"` // done, unsupported, failed, skipped
 	Interrupted bool             `json:"interrupted,omitempty"`
 	Fidelity    map[string]any   `json:"fidelity,omitempty"`
+	GPUs        any              `json:"gpus,omitempty"` // covariates of each GPU over the run: temperature, clocks, power, energy, throttled share
 }
 
 // RequestCounts are the conservation counters of a run, warm-up left out: Scheduled == Sent + Dropped and

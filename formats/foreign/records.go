@@ -133,16 +133,16 @@ func (r *records) nextCSV() (record, error) {
 	if err == io.EOF {
 		return nil, err
 	}
-	line, _ := r.csv.FieldPos(0)
-	r.row = int64(line)
+	var bad *csv.ParseError
+	if errors.As(err, &bad) {
+		r.row = int64(bad.Line)
+		return nil, r.broken(bad.Err)
+	}
 	if err != nil {
-		var bad *csv.ParseError
-		if errors.As(err, &bad) {
-			r.row = int64(bad.Line)
-			return nil, r.broken(bad.Err)
-		}
 		return nil, err
 	}
+	line, _ := r.csv.FieldPos(0)
+	r.row = int64(line)
 	if len(fields) != len(r.names) {
 		return nil, r.broken(fmt.Errorf("%d fields where the header has %d", len(fields), len(r.names)))
 	}
