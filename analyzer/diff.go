@@ -120,11 +120,11 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 	}
 	a, b := base[0], candidate[0]
 	d := Diff{Schema: 1, Method: "matched requests, block bootstrap over time, within one run a side", Confidence: o.Confidence, Warnings: []string{}, Metrics: []Change{}}
-	sa, err := Summarize(a, Options{SLO: o.SLO})
+	sa, err := Summarize(a, Options{SLO: o.SLO, NoModels: true})
 	if err != nil {
 		return d, err
 	}
-	sb, err := Summarize(b, Options{SLO: o.SLO})
+	sb, err := Summarize(b, Options{SLO: o.SLO, NoModels: true})
 	if err != nil {
 		return d, err
 	}

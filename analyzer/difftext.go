@@ -21,9 +21,9 @@ func (d Diff) Text(w io.Writer) error {
 	line("candidate  %s (%s), %s sent, %s failed", candidate.Label, candidate.Kind, count(candidate.Requests.Sent), count(candidate.Requests.Failed))
 	line("%s matched requests; %.0f %% intervals within one run a side", count(int64(d.Pairs)), d.Confidence*100)
 	fmt.Fprintln(b)
-	line("%-18s %5s %9s %9s %9s  %-17s %s", "", "", "base", "candidate", "change", "interval", "")
+	line("%-18s %5s %8s %8s %9s  %-16s %s", "", "", "base", "candidate", "change", "interval", "")
 	for _, c := range d.Metrics {
-		line("%-18s %5s %9s %9s %9s  %-17s %s", c.Name, shortUnit(c.Unit), cell(c.Base), cell(c.Candidate), signed(c), interval(c), mark(c))
+		line("%-18s %5s %8s %8s %9s  %-16s %s", c.Name, shortUnit(c.Unit), cell(c.Base), cell(c.Candidate), signed(c), interval(c), mark(c))
 	}
 	for i, warning := range d.Warnings {
 		if i == 3 {

@@ -20,6 +20,8 @@ type Options struct {
 	SLO          []Limit
 	From, To     time.Duration // arrivals in [From, To) after the first measured one; a To of 0 is the end
 	By           string        // one of Breakdowns: figures for each value of a column beside those of the whole
+	Sizes        Sizes         // of the server's cache, where neither it nor the manifest says them
+	NoModels     bool          // leave out the page and mix models
 	ExactSamples int           // samples of a metric that are kept for exact quantiles before a sketch takes over; 0 means stats.DefaultExact
 }
 
@@ -39,6 +41,9 @@ func (o Options) Validate() error {
 	}
 	if o.From < 0 || o.To < 0 || o.To > 0 && o.To <= o.From {
 		all = append(all, fmt.Errorf("from %v to %v: that is no stretch of time", o.From, o.To))
+	}
+	if o.Sizes.BlockSize < 0 || o.Sizes.Pages < 0 {
+		all = append(all, fmt.Errorf("block size %d, pages %d: below 0", o.Sizes.BlockSize, o.Sizes.Pages))
 	}
 	if o.By != "" {
 		if _, err := findBreakdown(o.By); err != nil {

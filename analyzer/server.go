@@ -22,6 +22,11 @@ type Server struct {
 	WaitingPeak   formats.Null[float64] `json:"waiting_peak"`
 	PromptTokens  formats.Null[float64] `json:"prompt_tokens"`
 	OutputTokens  formats.Null[float64] `json:"output_tokens"`
+
+	ComputedTokens  formats.Null[float64] `json:"computed_tokens"`  // prompt tokens that no cache had
+	IterationTokens formats.Null[float64] `json:"iteration_tokens"` // tokens of a step, mean
+	KVUsageSum      formats.Null[float64] `json:"-"`                // mean usage, summed over engines
+	Engines         int                   `json:"-"`
 }
 
 // quantity is what a series means to us, whatever its server calls it.
@@ -37,6 +42,9 @@ const (
 	preemptions
 	promptTokens
 	outputTokens
+	computedTokens
+	iterationTokens
+	iterations
 )
 
 // serverSeries maps series to quantities, without "_total": counters appear with and without it. vLLM's names change with its versions.
@@ -52,7 +60,13 @@ var serverSeries = map[string]quantity{
 	"vllm:num_preemptions":          preemptions,
 	"vllm:prompt_tokens":            promptTokens,
 	"vllm:generation_tokens":        outputTokens,
+	"vllm:iteration_tokens_sum":     iterationTokens, // vllm:iteration_tokens_total is a histogram
+	"vllm:iteration_tokens_count":   iterations,
+	computedBySource:                computedTokens,
 }
+
+// computedBySource is labelled by where a prompt's tokens came from; only those that were computed count.
+const computedBySource = "vllm:prompt_tokens_by_source"
 
 // series is one engine's one series over the window.
 type series struct {
@@ -76,8 +90,12 @@ func readServer(r *Run, from, to int64) (Server, error) {
 		if err != nil {
 			return s, r.readError(err)
 		}
-		q := serverSeries[strings.TrimSuffix(sample.Series, "_total")]
+		name := strings.Replace(sample.Series, "_total", "", 1)
+		q := serverSeries[name]
 		if q == noQuantity || math.IsNaN(sample.Value) {
+			continue
+		}
+		if name == computedBySource && !strings.Contains(sample.Labels, `source="local_compute"`) {
 			continue
 		}
 		key := sample.Target + "\x00" + sample.Series + "\x00" + sample.Labels
@@ -165,6 +183,8 @@ func (s *Server) fill(all map[string]*series) {
 			s.KVUsageMean = formats.Of(mean)
 			s.KVUsageP95 = formats.Of(x.levels.Quantile(0.95))
 		}
+		s.KVUsageSum = formats.Of(s.KVUsageSum.V + x.sum/x.seconds)
+		s.Engines++
 		s.KVUsagePeak = formats.Of(max(s.KVUsagePeak.V, x.peak))
 	}
 	mean := func(q quantity) (mean, peak formats.Null[float64]) {
@@ -189,9 +209,16 @@ func (s *Server) fill(all map[string]*series) {
 	s.Preemptions = increase(preemptions)
 	s.PromptTokens = increase(promptTokens)
 	s.OutputTokens = increase(outputTokens)
+	s.ComputedTokens = increase(computedTokens)
+	if n := increase(iterations); n.Valid && n.V > 0 {
+		s.IterationTokens = formats.Of(increase(iterationTokens).V / n.V)
+	}
 	if q := increase(prefixQueries); q.Valid && q.V > 0 {
 		if h := increase(prefixHits); h.Valid {
 			s.PrefixHitRate = formats.Of(h.V / q.V)
+			if !s.ComputedTokens.Valid && s.PromptTokens.Valid {
+				s.ComputedTokens = formats.Of(s.PromptTokens.V - h.V)
+			}
 		}
 	}
 }

@@ -63,6 +63,8 @@ type Summary struct {
 	Confidence float64            `json:"interval_confidence"`
 	By         string             `json:"by,omitempty"`
 	Groups     []Group            `json:"groups,omitempty"` // the most frequent first
+	Pages      *Pages             `json:"pages,omitempty"`  // the KV cache as the exchanges imply it
+	Mix        *Mix               `json:"mix,omitempty"`    // prefill and decode as the exchanges imply them
 
 	Window Window `json:"-"`
 }
@@ -98,6 +100,9 @@ func Summarize(r *Run, o Options) (Summary, error) {
 		s.Groups = append(s.Groups, group)
 	}
 	slices.SortStableFunc(s.Groups, func(a, b Group) int { return cmp.Compare(b.Requests.Scheduled, a.Requests.Scheduled) })
+	if err := s.model(r, o); err != nil {
+		return Summary{}, err
+	}
 	s.judge(r, o)
 	return s, nil
 }
@@ -175,6 +180,41 @@ func read(r *Run, o Options) (*tally, map[string]*tally, error) {
 		whole[0] = newTally(o)
 	}
 	return whole[0], groups[0], nil
+}
+
+// model fills in pages and mix, where the exchanges say when they were answered.
+func (s *Summary) model(r *Run, o Options) error {
+	if o.NoModels {
+		return nil
+	}
+	if n := s.Requests.Sent; n > maxModelled {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("pages and mix are modelled for up to %s exchanges: use --from and --to", count(maxModelled)))
+		return nil
+	}
+	w := &s.Window
+	if s.Metrics["ttft"].N == 0 && s.Metrics["e2el"].N == 0 {
+		sizes, blockSource, pagesSource, err := findSizes(r, o.Sizes)
+		if err != nil {
+			return err
+		}
+		p := &Pages{BlockSize: sizes.BlockSize, BlockSizeSource: blockSource, CapacitySource: pagesSource}
+		if sizes.Pages > 0 {
+			p.Capacity = formats.Of(sizes.Pages)
+		}
+		if p.curve(r, sizes); len(p.Curve) > 0 {
+			s.Pages = p
+		}
+		return nil
+	}
+	l, err := readLoad(r, w.FromUnixNS, w.ToUnixNS)
+	if err != nil {
+		return err
+	}
+	if s.Pages, err = modelPages(r, l, o.Sizes, w); err != nil {
+		return err
+	}
+	s.Mix = modelMix(l, w)
+	return nil
 }
 
 // groupSamples is how many samples of a metric each value of a column keeps exactly.
@@ -273,7 +313,7 @@ func orderInterval(s *stats.Sample, p, effective float64) (lo, hi float64, ok bo
 		return 0, 0, false
 	}
 	scale := float64(s.N()-1) / float64(n-1)
-	return s.AtRank(uint64(float64(l) * scale)), s.AtRank(uint64(math.Ceil(float64(u) * scale))), true
+	return s.AtRank(uint64(float64(l) * scale)), s.AtRank(min(uint64(math.Ceil(float64(u)*scale)), s.N()-1)), true
 }
 
 // judge decides validity and collects warnings: what the run says of itself, and what its rows say against it.

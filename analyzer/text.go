@@ -38,12 +38,30 @@ func (s Summary) Text(w io.Writer) error {
 		v := func(name string) Null { return s.Aggregates[name].Value }
 		line("pages    mean %s, p95 %s, peak %s · prefix hits %s · preempted %s", percent(v("kv_usage_mean")), percent(v("kv_usage_p95")), percent(v("kv_usage_peak")), percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
 	}
+	s.models(line)
 	if s.By == "" {
 		s.table(line)
 	}
 	s.byTable(line)
 	listed(line, "warning: ", s.Warnings)
 	return b.Flush()
+}
+
+// models writes a line each of pages and mix.
+func (s Summary) models(line func(string, ...any)) {
+	if p := s.Pages; p != nil && p.InUse.High.Mean.Valid {
+		of := ""
+		if p.Capacity.Valid {
+			of = " of " + count(p.Capacity.V)
+		}
+		line("model    %s–%s pages%s, peak demand %s · fill %s · shared %s", cell(p.InUse.Low.Mean), cell(p.InUse.High.Mean), of, cell(p.PeakDemand), percent(p.Fill), cell(p.Sharing))
+	} else if p != nil && len(p.Curve) > 0 {
+		last := p.Curve[len(p.Curve)-1]
+		line("model    an LRU cache of %s pages hits %s of prompt blocks", count(last.Pages), percent(known(last.HitRate)))
+	}
+	if m := s.Mix; m != nil && m.Late.Idle.Valid {
+		line("mix      idle %s, prefill %s, decode %s, mixed %s · %s switches/s", between(m.Late.Idle, m.Early.Idle), between(m.Late.PrefillOnly, m.Early.PrefillOnly), between(m.Late.DecodeOnly, m.Early.DecodeOnly), between(m.Late.Mixed, m.Early.Mixed), cell(m.Early.SwitchesPerS))
+	}
 }
 
 // listed writes the first two of some lines, and how many more there are.
@@ -119,6 +137,18 @@ func cell(v Null) string {
 		return "–"
 	}
 	return number(v.V)
+}
+
+// between is a band of shares in whole percent, or one figure where both ends read the same.
+func between(a, b Null) string {
+	if !a.Valid || !b.Valid {
+		return "–"
+	}
+	lo, hi := math.Round(100*min(a.V, b.V)), math.Round(100*max(a.V, b.V))
+	if lo == hi {
+		return fmt.Sprintf("%.0f %%", lo)
+	}
+	return fmt.Sprintf("%.0f–%.0f %%", lo, hi)
 }
 
 func percent(v Null) string {

@@ -19,6 +19,7 @@ func analyzeCommand(a *app) *cobra.Command {
 		slo, by            string
 		from, to           time.Duration
 		attain             float64
+		sizes              analyzer.Sizes
 	}
 	c := &cobra.Command{
 		Use:   "analyze RUN…",
@@ -37,7 +38,7 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 			if err != nil {
 				return usageError(err, "--slo ttft=500ms,tpot=50ms")
 			}
-			opts := analyzer.Options{SLO: slo, By: o.by, From: o.from, To: o.to}
+			opts := analyzer.Options{SLO: slo, By: o.by, From: o.from, To: o.to, Sizes: o.sizes}
 			if err := opts.Validate(); err != nil {
 				return usageError(err, c.CommandPath()+" --help")
 			}
@@ -78,6 +79,8 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 	f.StringVar(&o.by, "by", "", "figures for each value of a column: "+strings.Join(analyzer.Breakdowns(), ", "))
 	f.DurationVar(&o.from, "from", 0, "leave out arrivals before this time after the first")
 	f.DurationVar(&o.to, "to", 0, "leave out arrivals from this time after the first on (default: the end)")
+	f.IntVar(&o.sizes.BlockSize, "block-size", 0, "tokens in a page of the KV cache (default: the server's, the manifest's, or 16)")
+	f.Int64Var(&o.sizes.Pages, "pages", 0, "pages of the KV cache (default: the server's or the manifest's)")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although a run is invalid")
 	return c
 }

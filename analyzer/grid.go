@@ -1,0 +1,106 @@
+package analyzer
+
+import (
+	"math"
+	"slices"
+
+	"github.com/shadowtape/shadowtape/internal/stats"
+)
+
+const gridCells = 1 << 15
+
+// grid is a quantity over time: each cell holds its time-weighted mean. Means over the whole are exact; peaks and percentiles are of cells.
+type grid struct {
+	from, width float64
+	edge, diff  []float64 // of cells partly covered; of runs of whole cells
+}
+
+func newGrid(from, to int64) *grid {
+	return &grid{float64(from), max(float64(to-from), 1) / gridCells, make([]float64, gridCells+1), make([]float64, gridCells+1)}
+}
+
+// add holds v from a to b (Unix ns); what lies outside the grid is cut.
+func (g *grid) add(a, b int64, v float64) {
+	x, y := (float64(a)-g.from)/g.width, (float64(b)-g.from)/g.width
+	x, y = max(x, 0), min(y, gridCells)
+	if !(y > x) || v == 0 {
+		return
+	}
+	i, j := int(x), int(y)
+	if i == j {
+		g.edge[i] += v * (y - x)
+		return
+	}
+	g.edge[i] += v * (float64(i+1) - x)
+	g.edge[j] += v * (y - float64(j))
+	g.diff[i+1] += v
+	g.diff[j] -= v
+}
+
+// cells returns the level of each cell.
+func (g *grid) cells() []float64 {
+	out := make([]float64, gridCells)
+	level := 0.0
+	for i := range out {
+		level += g.diff[i]
+		out[i] = max(level+g.edge[i], 0)
+	}
+	return out
+}
+
+// Level is a quantity over time.
+type Level struct {
+	Mean Null `json:"mean"` // weighted by time
+	P95  Null `json:"p95"`
+	Peak Null `json:"peak"`
+}
+
+func levelOf(cells []float64) Level {
+	if len(cells) == 0 {
+		return Level{}
+	}
+	sorted := slices.Clone(cells)
+	slices.Sort(sorted)
+	return Level{known(sumOf(cells) / float64(len(cells))), known(stats.Quantile(sorted, 0.95)), known(sorted[len(sorted)-1])}
+}
+
+// Band is what lies between two models of the moment that prefill began.
+type Band struct {
+	Low  Level `json:"low"`  // prefill began as late as its length and the observed speed allow
+	High Level `json:"high"` // prefill began when the request was sent
+}
+
+// ratioOf divides two levels cell by cell where the second is above 0, and weighs by the second.
+func ratioOf(a, b []float64) Null {
+	var x, y float64
+	for i := range a {
+		if b[i] > 0 {
+			x += a[i]
+			y += b[i]
+		}
+	}
+	if y == 0 {
+		return Null{}
+	}
+	return known(x / y)
+}
+
+// shrink averages cells into n points for a chart.
+func shrink(cells []float64, n int) []float64 {
+	if len(cells) <= n {
+		return cells
+	}
+	out := make([]float64, n)
+	for i := range out {
+		a, b := i*len(cells)/n, (i+1)*len(cells)/n
+		out[i] = sumOf(cells[a:b]) / float64(b-a)
+	}
+	return out
+}
+
+func finite(v float64) float64 {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return 0
+	}
+	return v
+}
