@@ -115,6 +115,8 @@ func traffic(seed uint64, clients, perClient, tokens int) []frame {
 	const start = int64(1_700_000_000_000_000_000)
 	for n := range clients {
 		k := newTalk(&out, n+1)
+		k.seq[0] += uint32(seed) * 7919777
+		k.seq[1] += uint32(seed) * 104729999
 		at := start + rng.Int64N(2e9)
 		k.open(at)
 		at += 1e6

@@ -39,6 +39,11 @@ const (
 	prompted             // input tokens by the server's own count, without a usage object
 )
 
+// text reports whether a string there matters only by whether it is empty, and how long it is.
+func (f field) text() bool {
+	return f == content || f == reasoning || f == tool || f == refusal || f == eventDelta || f == cumulative
+}
+
 // dialect is one place where a server may put one thing. The paths use the JSON names; [] is any element of an array.
 type dialect struct {
 	path  string

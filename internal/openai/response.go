@@ -20,9 +20,10 @@ type Response struct {
 	written int64 // body bytes
 	writes  int   // counts Writes, to see which events share one
 
-	sse  eventLines
-	json scanner
-	ev   event
+	sse   eventLines
+	json  scanner
+	ev    event
+	shape shape
 
 	choices   []choiceState
 	streamed  bool // the body is a stream of events: event stream or NDJSON
@@ -38,6 +39,7 @@ type Response struct {
 	lost      bool // bytes are missing
 	gapNext   bool // the next event follows a loss
 	statusEnd string
+	stateful  bool // the event being read set something that outlives it
 	cutList   bool
 	first     []byte // bytes from which the mode cannot be told yet
 	ended     bool
@@ -316,6 +318,7 @@ func (r *Response) scalar(f field, kind byte, text []byte, size int) {
 			r.cur().finish = w
 		}
 	case status, incomplete:
+		r.stateful = true
 		if kind == '"' {
 			r.statusEnd = responseStatus(f, text, r.statusEnd)
 		}

@@ -16,8 +16,11 @@ type scanner struct {
 	node  *node // table position of the value being read; nil is skipped
 	kept  int   // bytes in text
 	text  [maxText]byte
+	from  int // where the open string begins, in the bytes of this feed
 	nodes [maxNodes]*node
 	array [maxDepth / 64]uint64 // bit per open container: it is an array
+
+	genFrom, genTo int // the first string of generated text that one feed held whole
 }
 
 const (
@@ -82,12 +85,14 @@ func (s *scanner) feed(p []byte) int {
 		}
 		switch s.state {
 		case wantValue:
+			s.from = i
 			s.begin(c)
 		case wantElemOrEnd:
 			if c == ']' {
 				s.pop(true)
 				continue
 			}
+			s.from = i
 			s.begin(c)
 		case wantKeyOrEnd, wantKey:
 			switch {
@@ -164,6 +169,9 @@ func (s *scanner) inString(p []byte, i int) int {
 		return i + 1
 	}
 	if s.node != nil && s.node.field != none {
+		if s.genTo == 0 && s.size > 0 && s.node.field.text() {
+			s.genFrom, s.genTo = s.from, i
+		}
 		s.to.scalar(s.node.field, '"', s.text[:s.kept], s.size)
 	}
 	s.valueEnd()

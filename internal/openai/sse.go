@@ -17,6 +17,7 @@ type eventLines struct {
 	tagN     int
 	skip     bool // bytes were lost: skip to the end of the line
 	anyField bool // the event has a field other than a comment
+	toEnd    bool // the piece of a line being read reaches to the line's end
 }
 
 type lineState uint8
@@ -48,6 +49,7 @@ func (l *eventLines) write(p []byte, flags int32) {
 		if cr := bytes.IndexByte(p[:end], '\r'); cr >= 0 {
 			end = cr
 		}
+		l.toEnd = end < len(p)
 		l.line(p[:end])
 		if end == len(p) {
 			return
@@ -149,6 +151,9 @@ func (l *eventLines) named() {
 
 func (l *eventLines) data(p []byte) {
 	r := l.to
+	if l.toEnd && !r.ev.data && r.whole(p) {
+		return
+	}
 	n := r.json.feed(p)
 	r.ev.data = true
 	if r.json.state == valueDone && len(bytes.TrimLeft(p[n:], " \t")) > 0 {
