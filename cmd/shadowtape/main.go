@@ -36,6 +36,7 @@ func main() {
 		<-signals
 		os.Exit(exitInterrupted)
 	}()
+	ownsProcess = true
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 

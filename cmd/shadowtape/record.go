@@ -32,18 +32,21 @@ type recordFlags struct {
 	out     string
 	force   bool
 	asJSON  bool
+	live    liveFlags
 }
 
 func recordCommand(a *app) *cobra.Command {
 	var o recordFlags
 	c := &cobra.Command{
-		Use:   "record --pcap FILE… -o TRACE",
+		Use:   "record --pcap FILE… | --interface IF --port N… | --listen ADDR --upstream URL | --sink ADDR  -o TRACE",
 		Short: "Record traffic as a trace that holds no text",
 		Long: `Record traffic as a trace that holds no text: packets are put together to exchanges, of which times, lengths, parameters and token counts
 are kept. Nothing that a user or a model wrote reaches the disk. What the capture lost is flagged, never guessed.`,
 		Example: `  shadowtape record --pcap monday.pcap -o monday
   shadowtape record --pcap *.pcapng.zst --port 8000 --key-file trace.key -o week
-  shadowtape record --pcap capture.pcap -o capture.parquet --json`,
+  shadowtape record --pcap capture.pcap -o capture.parquet --json
+  shadowtape record --interface eth0 --port 8000 --check
+  shadowtape record --listen :8900 --upstream http://127.0.0.1:8000 --metrics-listen :9464 -o production`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.pcaps = append(o.pcaps, args...) // as a shell expands --pcap *.pcap
 			return a.record(c.Context(), o)
@@ -60,19 +63,20 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
 	f.StringVarP(&o.out, "output", "o", "", "where the trace goes: a directory, or one file if it ends in .parquet")
 	f.BoolVar(&o.force, "force", false, "replace a trace that is there")
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON document")
-	groupFlags(c,
-		flagGroup{"Source", []string{"pcap", "port", "idle-timeout", "gap-timeout"}},
-		flagGroup{"Privacy", []string{"key-file"}},
-		flagGroup{"Result", []string{"output", "force", "node", "json"}},
-	)
+	o.live.add(f)
+	groupFlags(c, append([]flagGroup{
+		{"Source", []string{"pcap", "port", "idle-timeout", "gap-timeout"}},
+		{"Privacy", []string{"key-file"}},
+		{"Result", []string{"output", "force", "node", "json"}},
+	}, liveGroups...)...)
 	return c
 }
 
 func (a *app) record(ctx context.Context, o recordFlags) error {
 	switch {
-	case len(o.pcaps) == 0:
-		return usageError(errors.New("record needs a source"), "--pcap FILE")
-	case o.out == "":
+	case len(o.pcaps) == 0 && !o.live.live():
+		return usageError(errors.New("record needs a source"), "--pcap FILE, --interface NAME, --listen ADDRESS --upstream URL, or --sink ADDRESS")
+	case o.out == "" && !o.live.live():
 		return usageError(errors.New("record needs -o TRACE"), "")
 	}
 	var opts recorder.Options
@@ -81,6 +85,9 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 			return usageError(fmt.Errorf("--port %d: no TCP port", p), "")
 		}
 		opts.Filter.Ports = append(opts.Filter.Ports, uint16(p))
+	}
+	if o.live.live() {
+		return a.recordLive(ctx, o, opts.Filter.Ports)
 	}
 	key, err := readKey(o.keyFile)
 	if err != nil {
