@@ -265,8 +265,8 @@ func TestSelect(t *testing.T) {
 			t.Errorf("%s: %v %v", c.name, ids, err)
 		}
 	}
-	if parent(gpus, "MIG-x") != "GPU-b" || parent(gpus, "GPU-a") != "GPU-a" {
-		t.Error("parent")
+	if Whole(gpus, "MIG-x") != "GPU-b" || Whole(gpus, "GPU-a") != "GPU-a" {
+		t.Error("whole")
 	}
 	if _, err := Select(nil, Request{Count: 1}); err == nil || !strings.Contains(err.Error(), "there are none") {
 		t.Error(err)

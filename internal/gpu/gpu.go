@@ -163,8 +163,8 @@ func byUUID(gpus []GPU, id string) (GPU, bool) {
 	return GPU{}, false
 }
 
-// parent is the UUID of the GPU that an instance is part of, or the UUID itself.
-func parent(gpus []GPU, id string) string {
+// Whole is the UUID of the GPU that an instance is part of, or the UUID itself.
+func Whole(gpus []GPU, id string) string {
 	for _, g := range gpus {
 		for _, m := range g.Instances {
 			if strings.EqualFold(m.UUID, id) {

@@ -61,6 +61,8 @@ type LeaseOptions struct {
 	Wait   bool          // wait for a held GPU instead of failing
 	Every  time.Duration // between attempts while waiting; 0: 500 ms
 	Told   func(error)   // told once per holder that is waited for; nil: nobody is
+	// Whole names the GPU that an instance is part of: instances share power, heat and clocks, so a lease of one takes the whole. nil: as named.
+	Whole func(uuid string) string
 }
 
 var lockName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
@@ -76,6 +78,13 @@ func Acquire(ctx context.Context, uuids []string, o LeaseOptions) (*Lease, error
 	slices.Sort(order)
 	if len(slices.Compact(order)) != len(uuids) {
 		return nil, errors.New("lease GPUs: one is named twice")
+	}
+	if o.Whole != nil {
+		for i := range order {
+			order[i] = o.Whole(order[i])
+		}
+		slices.Sort(order)
+		order = slices.Compact(order)
 	}
 	var told Holder
 	for _, id := range order {

@@ -16,9 +16,11 @@ import (
 type WatchOptions struct {
 	UUIDs []string
 	Checks
-	Fast time.Duration                   // between readings of what reads fast; 0: 100 ms
-	Slow time.Duration                   // between readings of what blocks; 0: 1 s
-	Sink func([]formats.GPUSample) error // takes the telemetry; called from one goroutine at a time; nil: it is only summed up
+	Fast time.Duration // between readings of what reads fast; 0: 100 ms
+	Slow time.Duration // between readings of what blocks; 0: 1 s
+	// Shared leaves out the search for others: what is found is about the GPUs themselves.
+	Shared bool
+	Sink   func([]formats.GPUSample) error // takes the telemetry; called from one goroutine at a time; nil: it is only summed up
 }
 
 // Watch samples GPUs and looks for others during a run.
@@ -290,6 +292,9 @@ func (g *gpuState) count(r Reading) []*sighting {
 // judge looks for others in a reading. A process is somebody else's if it can be looked at and is not the candidate's, or if it is there
 // in two readings in a row; one that came and went between two looks cannot be told from a short-lived child of the candidate.
 func (w *watcher) judge(g *gpuState, id string, r Reading, now time.Time) {
+	if w.o.Shared {
+		return
+	}
 	if !r.Processes.Valid {
 		w.add("", now, find(processesUnknown, id, "the driver gives no list of its processes"))
 		return
@@ -349,7 +354,7 @@ func (w *watcher) slowLoop(ctx context.Context) {
 			w.mu.Unlock()
 		}
 		for _, pid := range w.view.mps() {
-			if !w.o.owns(pid) {
+			if !w.o.Shared && !w.o.owns(pid) {
 				w.mu.Lock()
 				w.add(fmt.Sprint(pid), now, find(mpsDaemon, "", "the multi-process service runs (process %d)", pid))
 				w.mu.Unlock()
