@@ -36,6 +36,10 @@ type JobOptions struct {
 	Scrape      time.Duration // between scrapes of the targets' metrics; 0: 500 ms, negative: none
 	Limits      Limits
 
+	// Beside starts what is watched beside the replay (a candidate's GPUs, its container) once the run directory exists; the function it
+	// returns ends it after the last answer, and may add to the manifest. nil: nothing.
+	Beside func(ctx context.Context, w *formats.RunWriter) (end func(*formats.Manifest))
+
 	ToolVersion string
 	Command     []string // as given, without secrets
 	Label       string   // "": the run directory's base name
@@ -211,6 +215,10 @@ func (j *Job) Run(ctx context.Context, live *Live) (formats.Manifest, error) {
 	}
 	w.SetHeader(j.o.Trace.Header)
 	node, _ := os.Hostname() // unknown is unknown
+	end := func(*formats.Manifest) {}
+	if j.o.Beside != nil {
+		end = j.o.Beside(ctx, w)
+	}
 
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -233,6 +241,7 @@ func (j *Job) Run(ctx context.Context, live *Live) (formats.Manifest, error) {
 	if err = errors.Join(err, watchErr, clientErr); err != nil {
 		m.Valid, m.Invalid = false, append([]string{err.Error()}, m.Invalid...)
 	}
+	end(&m)
 	return m, errors.Join(err, w.Close(m))
 }
 
