@@ -334,6 +334,8 @@ func (d *dialogue) readRequest(e *exchange) {
 	}
 	if err := openai.ReadRequest(x, e.path, body, d.e.hash); err != nil && !e.damaged {
 		d.e.stats.Notes["request_unreadable"]++
+	} else if err == nil {
+		d.e.o.talks.assign(x, d.e.hash)
 	}
 	x.RequestBytes = formats.Of(e.bodySize)
 	if e.damaged {

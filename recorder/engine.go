@@ -37,10 +37,14 @@ type engineOptions struct {
 	Node  string
 	clock formats.Clock
 	admit *admission
+	talks *sessions // shared by the workers of one recorder; nil: the engine's own
 }
 
 func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*formats.Exchange)) *engine {
 	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, stats: newSourceStats()}
+	if e.o.talks == nil {
+		e.o.talks = newSessions()
+	}
 	e.dec.ports = map[uint16]bool{}
 	for _, p := range ports {
 		e.dec.ports[p] = true

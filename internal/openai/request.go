@@ -210,9 +210,12 @@ func (q *reader) param(key []byte, v value) {
 		if q.h != nil && !x.TenantID.Valid && v.kind() == '"' {
 			x.TenantID = formats.Of(q.h.Sum("tenant", v.str(1<<16)))
 		}
-	case "session_id", "conversation", "prompt_cache_key":
-		if q.h != nil && !x.SessionID.Valid {
-			x.SessionID = formats.Of(q.h.Sum("session", v.str(1<<16)))
+	case "session_id", "conversation": // a conversation may be an object with an id
+		if name := v.str(1 << 16); q.h != nil && !x.SessionID.Valid {
+			if name == "" {
+				name = string(v)
+			}
+			x.SessionID = formats.Of(q.h.Sum("session", name))
 		}
 		q.extra = append(q.extra, s)
 	case "response_format":
@@ -323,7 +326,7 @@ var templateFlags = set("enable_thinking thinking add_generation_prompt continue
 
 // knownParams are parameters without a column of their own whose names are public.
 var knownParams = set(`logit_bias verbosity tool_choice parallel_tool_calls function_call web_search_options modalities audio prediction
-	prompt_cache_retention prompt_cache_options store metadata moderation echo suffix max_tool_calls previous_response_id truncation include
+	prompt_cache_key prompt_cache_retention prompt_cache_options store metadata moderation echo suffix max_tool_calls previous_response_id truncation include
 	background context_management thinking cache_control output_config container use_beam_search length_penalty bad_words allowed_token_ids
 	logprob_token_ids prompt_logprobs skip_special_tokens spaces_between_special_tokens include_stop_str_in_output stop_token_ids
 	repetition_detection truncate_prompt_tokens truncation_side thinking_token_budget include_reasoning guided_decoding_backend chat_template
