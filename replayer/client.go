@@ -343,7 +343,7 @@ func (p *pool) dial(ctx context.Context) (*conn, setup, error) {
 		s.tls = int64(time.Since(start))
 		nc = tc
 	}
-	return &conn{Conn: nc, stamp: stamp, pool: p}, s, nil
+	return &conn{Conn: nc, stamp: stamp, tls: s.tls >= 0, pool: p}, s, nil
 }
 
 // pin looks the target's name up once; a run must not wander between machines, nor pay for names in its latencies.

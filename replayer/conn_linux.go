@@ -68,11 +68,45 @@ func (c *stampedConn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
+	c.into(p)
+	err := c.raw.Read(c.try)
+	c.iov.Base = nil
+	return c.result(err)
+}
+
+// each reads into the buffer that next gives until handle, told what each read came to, returns true. It is Read again and again, but
+// waits for the next bytes without asking the kernel for them first, where a read has emptied the socket: one call an event less.
+func (c *stampedConn) each(next func() []byte, handle func(n int, err error) bool) {
+	done := false
+	err := c.raw.Read(func(fd uintptr) bool {
+		for {
+			p := next()
+			c.into(p)
+			if !c.receive(fd) {
+				return false
+			}
+			n, err := c.result(nil)
+			if done = handle(n, err); done {
+				return true
+			}
+			if n < len(p) {
+				return false // the socket is empty: what comes now wakes us
+			}
+		}
+	})
+	c.iov.Base = nil
+	if !done {
+		handle(c.result(err))
+	}
+}
+
+func (c *stampedConn) into(p []byte) {
 	c.iov.Base = &p[0]
 	c.iov.SetLen(len(p))
 	c.unix = 0
-	err := c.raw.Read(c.try)
-	c.iov.Base = nil
+}
+
+func (c *stampedConn) result(err error) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
@@ -84,6 +118,7 @@ func (c *stampedConn) Read(p []byte) (int, error) {
 	return c.n, nil
 }
 
+// receive calls recvmsg once; false where there is nothing yet.
 func (c *stampedConn) receive(fd uintptr) bool {
 	for {
 		c.msg = unix.Msghdr{Iov: &c.iov, Control: &c.oob[0]}

@@ -173,34 +173,23 @@ func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, ret
 
 // body feeds the response's body to r until it ends.
 func (k *conn) body(x *formats.Exchange, clk clock, due int64, b *body, r *openai.Response) error {
-	hinted := false
+	hinted, first := false, true
 	var last int64 // the stamp of the bytes before
-	for first := true; !b.done; first = false {
-		if k.r == k.w {
-			if err := k.fill(clk); err != nil {
-				if errors.Is(err, io.EOF) && b.toEOF {
-					b.done = true
-					return nil
-				}
-				if r.Done() && (errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.EOF)) {
-					b.done, k.spent = true, true // it said that it was over
-					return nil
-				}
-				return err
-			}
-			if !k.kernel {
-				x.Clock = formats.ClockUser
-			}
+	var failed error
+	handle := func() bool { // of what one read brought; true: the body has ended
+		if !k.kernel {
+			x.Clock = formats.ClockUser
 		}
 		var flags int32
 		if !first && k.kernel && k.readAt == last {
 			flags = formats.FlagCoalesced // one segment, read in two pieces
 		}
-		last = k.readAt
+		first, last = false, k.readAt
 		out, used, err := b.decode(k.buf[k.r:k.w])
 		k.r += used
 		if err != nil {
-			return err
+			failed = err
+			return true
 		}
 		if len(out) > 0 {
 			before := x.FirstTokenNS.Valid
@@ -211,10 +200,25 @@ func (k *conn) body(x *formats.Exchange, clk clock, due int64, b *body, r *opena
 		}
 		if !hinted && !b.done && r.Done() {
 			hinted = true
-			k.SetReadDeadline(time.Now().Add(doneGrace))
+			k.SetReadDeadline(time.Now().Add(doneGrace)) // fails only on a closed connection, which the next read sees
 		}
+		return b.done
 	}
-	return nil
+	if b.done || k.r < k.w && handle() {
+		return failed
+	}
+	err := k.pump(clk, handle)
+	switch {
+	case failed != nil:
+		return failed
+	case errors.Is(err, io.EOF) && b.toEOF:
+		b.done = true
+		return nil
+	case err != nil && r.Done() && (errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.EOF)):
+		b.done, k.spent = true, true // it said that it was over
+		return nil
+	}
+	return err
 }
 
 // closed says whether an error means that the other side had closed the connection.

@@ -228,6 +228,7 @@ func (b *body) line(l []byte) error {
 type conn struct {
 	net.Conn
 	stamp  stamper // nil where the kernel gives no receive times
+	tls    bool
 	pool   *pool
 	buf    []byte
 	r, w   int   // unread bytes are buf[r:w]
@@ -238,8 +239,8 @@ type conn struct {
 	spent  bool  // not fit for another exchange
 }
 
-// fill reads once more into the buffer; what is unread stays.
-func (c *conn) fill(clk clock) error {
+// room is where the next read goes; what is unread stays. It is nil where an answer's head has no end.
+func (c *conn) room() []byte {
 	if c.buf == nil {
 		c.buf = make([]byte, readBytes)
 	}
@@ -252,10 +253,14 @@ func (c *conn) fill(clk clock) error {
 		} else if len(c.buf) < maxHeadBytes {
 			c.buf = append(c.buf, make([]byte, len(c.buf))...)
 		} else {
-			return errProtocol
+			return nil
 		}
 	}
-	n, err := c.Read(c.buf[c.w:])
+	return c.buf[c.w:]
+}
+
+// took notes n bytes that a read has put into room, and their time.
+func (c *conn) took(clk clock, n int) {
 	t := time.Now()
 	now := int64(t.Sub(clk.start))
 	c.w += n
@@ -267,12 +272,45 @@ func (c *conn) fill(clk clock) error {
 			}
 		}
 	}
+}
+
+// fill reads once more into the buffer.
+func (c *conn) fill(clk clock) error {
+	p := c.room()
+	if p == nil {
+		return errProtocol
+	}
+	n, err := c.Read(p)
+	c.took(clk, n)
 	if n > 0 {
 		return nil
 	}
 	if err == nil {
 		err = io.ErrNoProgress
 	}
+	return err
+}
+
+// pump reads until handle returns true or the connection fails. handle takes all that is unread.
+func (c *conn) pump(clk clock, handle func() bool) (err error) {
+	if c.stamp == nil || c.tls {
+		for {
+			if err := c.fill(clk); err != nil {
+				return err
+			}
+			if handle() {
+				return nil
+			}
+		}
+	}
+	c.stamp.each(c.room, func(n int, e error) bool {
+		c.took(clk, n)
+		if n == 0 {
+			err = e
+			return true
+		}
+		return handle()
+	})
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 // stamper tells when the kernel received the newest of the bytes that the last read returned, on the wall clock.
 type stamper interface {
 	received() (unixNS int64, ok bool)
+	each(next func() []byte, handle func(n int, err error) bool)
 }
 
 const (
