@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,12 +37,13 @@ type replayFlags struct {
 	maxRequests, seed                            int64
 	maxInFlight                                  int
 	force, allowInvalid, keepCache               bool
+	deploy                                       deployFlags
 }
 
 func replayCommand(a *app) *cobra.Command {
 	var o replayFlags
 	c := &cobra.Command{
-		Use:   "replay TRACE --target URL -o RUN",
+		Use:   "replay TRACE --target URL | --deploy FILE -o RUN",
 		Short: "Send a trace's requests to a candidate, open loop, and measure what comes back",
 		Long: `Replay sends the requests of a trace, or of an earlier run, at their recorded times, whatever the candidate does. Prompts are made up
 to the recorded length and prefix structure; output lengths are forced where the server can. It writes a run directory: every exchange,
@@ -50,11 +52,21 @@ the server's metrics, the client's own health, and run.json, which says whether 
 Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 130 where it was interrupted; what was measured is written.`,
 		Example: `  shadowtape replay prod.trace --target http://candidate:8000 -o run1
   shadowtape replay prod.trace --target http://candidate:8000 --speed 2 --duration 10m -o run2
+  shadowtape replay prod.trace --deploy candidate.yaml -o run4
   shadowtape replay run1 --target https://host/v1 --model m --api-key-env KEY --max-requests 1000 -o run3`,
 		Args: exactArgs("TRACE"),
-		RunE: func(c *cobra.Command, args []string) error { return a.replay(c, args[0], o) },
+		RunE: func(c *cobra.Command, args []string) error {
+			run := func(ctx context.Context, o replayFlags, change func(*replayer.JobOptions)) error {
+				return a.replay(ctx, c, args[0], o, change)
+			}
+			if o.deploy.file != "" {
+				return a.replayDeployed(c, args[0], o, run)
+			}
+			return run(c.Context(), o, nil)
+		},
 	}
 	f := c.Flags()
+	o.deploy.register(f)
 	f.StringVarP(&o.out, "output", "o", "", "run directory to write")
 	f.BoolVar(&o.force, "force", false, "replace the run directory where it exists")
 	f.StringVar(&o.label, "label", "", "name of the run in reports (default: the run directory's)")
@@ -94,8 +106,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 }
 
 // replay runs the verb.
-func (a *app) replay(c *cobra.Command, where string, o replayFlags) (err error) {
-	ctx := c.Context()
+func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o replayFlags, change func(*replayer.JobOptions)) (err error) {
 	jo, err := o.options(c, where)
 	if err != nil {
 		return usageError(err, "shadowtape replay --help")
@@ -106,6 +117,9 @@ func (a *app) replay(c *cobra.Command, where string, o replayFlags) (err error) 
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	jo.Trace = t
+	if change != nil {
+		change(&jo)
+	}
 	if err := jo.Validate(); err != nil {
 		return usageError(err, "shadowtape replay --help")
 	}
@@ -145,7 +159,7 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if len(o.targets) == 0 {
-		bad("--target is missing")
+		bad("--target is missing, or --deploy")
 	}
 	if o.out == "" {
 		bad("-o is missing")
