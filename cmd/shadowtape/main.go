@@ -51,6 +51,7 @@ var verbs = []func(*app) *cobra.Command{
 	recordCommand,
 	repairCommand,
 	importCommand,
+	exportCommand,
 	inspectCommand,
 	replayCommand,
 	analyzeCommand,

@@ -5,6 +5,12 @@ import "bytes"
 // importers is the table of formats.
 var importers = []Format{
 	{
+		Name: "rows", Summary: "what export csv and export jsonl wrote",
+		Fields: "the columns of docs/FORMAT.md by name",
+		detect: looksLikeOwn,
+		open:   ownRows,
+	},
+	{
 		Name: "azure-llm", Summary: "Azure LLM inference traces of 2023 and 2024 (CSV)",
 		Fields:  "TIMESTAMP, ContextTokens, GeneratedTokens",
 		Licence: "CC-BY-4.0",
