@@ -141,6 +141,14 @@ func TestBenchAccuracy(t *testing.T) {
 	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, streams := range []int{1, 10, 100, 500, 1000} {
 		for _, clock := range []string{"kernel", "user"} {
+			t.Run(fmt.Sprintf("streams=%d/%s", streams, clock), func(t *testing.T) { benchAccuracy(t, bin, streams, clock) })
+		}
+	}
+}
+
+func benchAccuracy(t *testing.T, bin string, streams int, clock string) {
+	{
+		{
 			tokens := int64(100)
 			each := 50*time.Millisecond + time.Duration(tokens-1)*10*time.Millisecond
 			gap := each / time.Duration(streams)
@@ -195,7 +203,14 @@ func TestBenchLag(t *testing.T) {
 	fmt.Println("| rate/s | requests | late > 1 ms | send lag p50 ms | p90 | p99 | p99.9 | max | completed | idc 1 s | of schedule | gap autocorrelation | of schedule |")
 	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, rate := range []float64{100, 500, 1000, 2000, 5000} {
-		n := int(rate * 20)
+		t.Run(fmt.Sprintf("rate=%.0f", rate), func(t *testing.T) { benchLag(t, bin, rate) })
+	}
+	t.Run("burst", func(t *testing.T) { benchBurst(t, bin) })
+}
+
+func benchLag(t *testing.T, bin string, rate float64) {
+	{
+		n := int(rate * 10)
 		trace := load(t, n, 16, 2, poisson(rate, uint64(rate)))
 		out := filepath.Join(t.TempDir(), "run")
 		url, stop := simulate(t, bin, "--profile", "instant", "--max-num-seqs", "100000")
@@ -221,7 +236,10 @@ func TestBenchLag(t *testing.T) {
 		fmt.Printf("| %.0f | %d | %.3f %% | %.3f | %.3f | %.3f | %.3f | %.3f | %d | %.3f | %.3f | %.4f | %.4f |\n", rate, len(rows), 100*float64(late)/float64(len(rows)), quantile(lag, 0.5), quantile(lag, 0.9),
 			quantile(lag, 0.99), quantile(lag, 0.999), quantile(lag, 1), m.Requests.Completed, dispersion(got, 1), dispersion(want, 1), autocorrelation(got), autocorrelation(want))
 	}
-	// A burst: as many as a thousand in one instant.
+}
+
+// benchBurst sends a thousand requests in one instant.
+func benchBurst(t *testing.T, bin string) {
 	trace := load(t, 1000, 16, 2, func(int) time.Duration { return time.Second })
 	out := filepath.Join(t.TempDir(), "run")
 	url, stop := simulate(t, bin, "--profile", "instant", "--max-num-seqs", "100000")
