@@ -165,7 +165,9 @@ func (p *Prompts) lengths(w *writer, x *formats.Exchange) {
 			n = max(n, v)
 		}
 	}
-	if p.o.Natural || !x.OutputTokens.Valid {
+	if x.PlannedAbort.V { // the answer must be longer than what is read of it
+		n = max(x.MaxTokens.V, 2*n+256)
+	} else if p.o.Natural || !x.OutputTokens.Valid {
 		if !x.OutputTokens.Valid {
 			p.note("output_unknown")
 		}

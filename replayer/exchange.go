@@ -56,8 +56,11 @@ func (p *pool) wire(path, requestID string, body []byte) []byte {
 
 // exchange sends one request and follows its answer, filling x. due is the scheduled time by clk; x's times become offsets from it.
 // started is told once, when the first byte is handed to the kernel.
-func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire []byte, clk clock, due int64, sent func(at int64)) {
+func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire []byte, clk clock, due int64, cut abort, sent func(at int64)) {
 	deadline := time.Now().Add(p.c.o.Timeout)
+	if at := clk.at(time.Duration(due) + cut.after); cut.after > 0 && at.Before(deadline) {
+		deadline = at
+	}
 	for attempt := int32(1); ; attempt++ {
 		x.Attempt = formats.Of(attempt)
 		k := p.get()
@@ -99,11 +102,16 @@ func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire []byte, c
 		}
 		_, werr := k.Write(wire)
 		x.RequestEndNS = formats.Of(clk.now() - due)
-		again := k.answer(x, clk, due, werr, attempt < maxAttempts && kept)
+		again := k.answer(x, clk, due, werr, attempt < maxAttempts && kept, cut)
 		p.c.leave(k)
 		if !again {
 			if x.EndReason == formats.EndTimeout && p.c.isCut() {
 				x.ErrorKind, x.EndReason = "", formats.EndRunEnd
+			} else if x.EndReason == formats.EndTimeout && cut.after > 0 && !time.Now().Before(deadline) {
+				x.ErrorKind, x.EndReason = "", formats.EndClientAbort
+			}
+			if x.EndReason != formats.EndClientAbort {
+				x.PlannedAbort = formats.Null[bool]{}
 			}
 			return
 		}
@@ -124,7 +132,7 @@ func fail(x *formats.Exchange, at int64, kind string, reason formats.EndReason) 
 
 // answer reads the response; werr is how the writing ended. It returns true where the request may be sent again: the connection was
 // closed before it answered, and retry allows it. The connection is kept or closed by then.
-func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, retry bool) (again bool) {
+func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, retry bool, cut abort) (again bool) {
 	k.used++
 	h, first, started, err := k.readHead(clk)
 	if err != nil {
@@ -150,10 +158,12 @@ func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, ret
 	}
 	b := newBody(h)
 	r := openai.NewResponse(x, h.status, h.contentType)
-	err = k.body(x, clk, due, &b, r)
+	err = k.body(x, clk, due, &b, r, cut)
 	x.ResponseBytes = formats.Of(b.total)
 	r.End(k.readAt-due, b.done)
-	if h.status >= 300 {
+	if err == errAborted {
+		x.ErrorKind, x.EndReason = "", formats.EndClientAbort
+	} else if h.status >= 300 {
 		x.ErrorKind = fmt.Sprintf("http_%d", h.status)
 	} else if h.encoding != "" {
 		x.ErrorKind = formats.ErrorContentType // we asked for identity
@@ -172,7 +182,7 @@ func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, ret
 }
 
 // body feeds the response's body to r until it ends.
-func (k *conn) body(x *formats.Exchange, clk clock, due int64, b *body, r *openai.Response) error {
+func (k *conn) body(x *formats.Exchange, clk clock, due int64, b *body, r *openai.Response, cut abort) error {
 	hinted, first := false, true
 	var last int64 // the stamp of the bytes before
 	var failed error
@@ -196,6 +206,10 @@ func (k *conn) body(x *formats.Exchange, clk clock, due int64, b *body, r *opena
 			r.Write(out, k.readAt-due, flags)
 			if !before && x.FirstTokenNS.Valid && k.kernel {
 				x.ClientDelayUS = formats.Of(k.delay / 1000)
+			}
+			if cut.tokens > 0 && !r.Done() && cut.reached(x) {
+				failed = errAborted
+				return true
 			}
 		}
 		if !hinted && !b.done && r.Done() {

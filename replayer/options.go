@@ -33,6 +33,7 @@ type Options struct {
 	AheadCount  int           // how many bodies may wait at most; 0: 4,096
 	AheadBytes  int64         // what waiting bodies may hold, unless it is one body; 0: 256 MiB
 	Cold        bool          // open a connection only when a request needs one, instead of ahead of the schedule
+	NoAborts    bool          // let answers come to their end that the recorded client broke off
 	Live        *Live         // counters to watch while it runs; may be nil
 	// Sleep returns at t or soon after, and early where stop is closed. nil waits on the kernel's high-resolution timer where there is
 	// one. Tests on a virtual clock set SleepTimer.

@@ -39,6 +39,7 @@ type job struct {
 	live  *Live // the counters it belongs to
 	x     *formats.Exchange
 	asked asked
+	abort abort
 	pool  *pool
 	wire  []byte
 	err   error         // of the prompter
@@ -183,6 +184,11 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 			j.live = &r.warmup
 		}
 		j.x = r.row(a, index, j.pool)
+		if j.abort = abortOf(a.Exchange); j.abort.planned() && !r.o.NoAborts {
+			j.x.PlannedAbort = formats.Of(true)
+		} else {
+			j.abort = abort{}
+		}
 		index++
 		if !r.take(ctx, j.cost) {
 			return
@@ -342,7 +348,7 @@ func (r *replay) send(ctx context.Context, j *job) {
 		return
 	}
 	x, due := j.x, int64(j.due)
-	j.pool.exchange(ctx, x, j.wire, r.clk, due, func(at int64) {
+	j.pool.exchange(ctx, x, j.wire, r.clk, due, j.abort, func(at int64) {
 		j.live.Sent.Add(1)
 		r.give(j.cost)
 		if at < 0 {

@@ -1,0 +1,43 @@
+package replayer
+
+import (
+	"errors"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// abort is when a recorded client broke its answer off: after so many tokens where the recording counted them, so that the load is the
+// same whatever the candidate's speed, else after so much time.
+type abort struct {
+	tokens int64         // 0: not by tokens
+	after  time.Duration // from the scheduled time; 0: not by time
+}
+
+// errAborted ends an exchange as the recorded client did.
+var errAborted = errors.New("broken off as recorded")
+
+func (a abort) planned() bool { return a.tokens > 0 || a.after > 0 }
+
+// abortOf reads the abort of a recorded exchange.
+func abortOf(x *formats.Exchange) abort {
+	if x.EndReason != formats.EndClientAbort {
+		return abort{}
+	}
+	if n := x.OutputTokens; n.Valid && n.V > 0 && x.Stream.Or(true) {
+		return abort{tokens: n.V}
+	}
+	return abort{after: time.Duration(max(x.EndNS.V, 0))}
+}
+
+// reached says whether an answer has brought as many tokens. The events' own counts are used where the server says them.
+func (a abort) reached(x *formats.Exchange) bool {
+	if int64(len(x.EventGapUS)) >= a.tokens {
+		return true
+	}
+	var n int64
+	for _, k := range x.EventTokens {
+		n += int64(max(k, 1))
+	}
+	return n >= a.tokens
+}
