@@ -138,6 +138,13 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 	for _, i := range pairedMetrics {
 		d.Metrics = append(d.Metrics, m.compare(i, o)...)
 	}
+	if len(d.Metrics) == 0 && sb.Requests.Completed > 0 {
+		silent := a
+		if sa.Metrics["e2el"].N > 0 {
+			silent = b
+		}
+		return d, fmt.Errorf("compare %s with %s: %w: %s does not say when its answers came", a.Label, b.Label, ErrIncomparable, silent.Label)
+	}
 	d.Metrics = append(d.Metrics, m.failures(sa, sb, o))
 	if len(o.SLO) > 0 {
 		d.Metrics = append(d.Metrics, m.attainment(sa, sb, o))
@@ -246,8 +253,24 @@ func (m *matched) slowest(t *Metric, pairs []pairedValue, o CompareOptions) Chan
 	slices.Sort(b)
 	sortBlockValues(ratios)
 	lo, hi := stats.BlockBootstrap(m.blocks, o.Draws, o.Seed, o.Confidence, func(times []int32) float64 { return math.Expm1(weightedQuantile(ratios, times, 0.5)) })
+	if spread(ratios) < fewestTailBlocks {
+		lo, hi = math.NaN(), math.NaN()
+	}
 	med := weightedQuantile(ratios, nil, 0.5)
 	return change(t, t.Name+"_slow", "median of the slowest 5 % of matched requests; change is the median ratio", stats.Quantile(a, 0.5), stats.Quantile(b, 0.5), math.Expm1(med), lo, hi, o.MinTail, len(tail))
+}
+
+// fewestTailBlocks is in how many blocks of time the slow requests must lie: fewer are one or two incidents, which resampling blocks
+// cannot put an interval around.
+const fewestTailBlocks = 5
+
+// spread counts the blocks that values lie in.
+func spread(x []blockValue) int {
+	blocks := map[int32]struct{}{}
+	for _, v := range x {
+		blocks[v.block] = struct{}{}
+	}
+	return len(blocks)
 }
 
 // percentile compares a percentile of both sides' matched requests.
@@ -262,6 +285,10 @@ func (m *matched) percentile(t *Metric, pairs []pairedValue, p float64, o Compar
 		return weightedQuantile(b, times, p)/weightedQuantile(a, times, p) - 1
 	})
 	qa, qb := weightedQuantile(a, nil, p), weightedQuantile(b, nil, p)
+	above := func(x []blockValue) int { return spread(x[len(x)-max(len(x)-int(p*float64(len(x))), 1):]) }
+	if min(above(a), above(b)) < fewestTailBlocks {
+		lo, hi = math.NaN(), math.NaN()
+	}
 	return change(t, fmt.Sprintf("%s_p%g", t.Name, p*100), fmt.Sprintf("p%g of matched requests", p*100), qa, qb, qb/qa-1, lo, hi, o.MinTail, len(pairs))
 }
 

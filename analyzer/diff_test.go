@@ -185,3 +185,27 @@ func TestWeightedQuantileIsTheExpandedOne(t *testing.T) {
 		}
 	}
 }
+
+// One stall makes a few requests of one moment slow: no interval can be put around that, so it is no verdict.
+func TestOneIncidentIsNoVerdict(t *testing.T) {
+	a, b := replayed("base", 600, 1, 3), replayed("candidate", 600, 1, 4)
+	for _, x := range b.rows[300:330] {
+		x.FirstTokenNS.V += 2e9
+		x.LastTokenNS.V += 2e9
+	}
+	d := mustCompare(t, a, b, CompareOptions{})
+	if c := d.named("ttft_slow"); c.Verdict != Same || c.Interval[0].Valid {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestATraceWithoutTimesIsNoBaseline(t *testing.T) {
+	a, b := replayed("trace", 50, 1, 3), replayed("candidate", 50, 1, 4)
+	a.Manifest = nil
+	for _, x := range a.rows {
+		x.Phase, x.FirstTokenNS, x.LastTokenNS, x.EndReason = formats.PhaseRecord, formats.Null[int64]{}, formats.Null[int64]{}, ""
+	}
+	if _, err := Compare([]*Run{a}, []*Run{b}, CompareOptions{}); !errors.Is(err, ErrIncomparable) || !strings.Contains(err.Error(), "trace does not say") {
+		t.Errorf("%v", err)
+	}
+}
