@@ -1,15 +1,12 @@
 package deploy
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,95 +15,22 @@ import (
 	"time"
 
 	"github.com/moby/moby/client"
+
+	"github.com/shadowtape/shadowtape/internal/deploy/enginetest"
 )
 
-// testEngine is a container engine of this test's own: its data, sockets and networks are its own too, and it is ended by its number.
-// Where none can be started (no root, not installed) the reason is kept and every test that needs it is skipped aloud.
-type testEngine struct {
-	address, skip string
-	cmd           *exec.Cmd
-	dir           string
-}
+// engines are the two that this package is for, each started once. Where one cannot be started, every test that needs it is skipped
+// aloud.
+var engines = map[string]func() (*enginetest.Engine, error){"docker": startOnce("docker"), "podman": startOnce("podman")}
 
-// engines are the two that this package is for.
-var engines = map[string]func() *testEngine{"docker": sync.OnceValue(startDocker), "podman": sync.OnceValue(startPodman)}
-
-func startDocker() *testEngine {
-	// Neither rules nor addresses of the machine are touched beyond one bridge; published ports go through the engine's own proxy.
-	return startEngine("dockerd", func(dir string) []string {
-		return []string{"--storage-driver=vfs", "--host=unix://" + dir + "/engine.sock", "--data-root=" + dir + "/data", "--exec-root=" + dir + "/exec", "--pidfile=" + dir + "/pid",
-			"--iptables=false", "--ip6tables=false"}
-	})
-}
-
-func startPodman() *testEngine {
-	return startEngine("podman", func(dir string) []string {
-		return []string{"--root", dir + "/data", "--runroot", dir + "/run", "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "system", "service", "--time=0", "unix://" + dir + "/engine.sock"}
-	})
-}
-
-func startEngine(program string, args func(dir string) []string) *testEngine {
-	e := &testEngine{}
-	if os.Getuid() != 0 {
-		e.skip = "not root"
-		return e
-	}
-	path, err := exec.LookPath(program)
-	if err != nil {
-		e.skip = "no " + program + " on this machine (Debian: docker.io, podman)"
-		return e
-	}
-	if e.dir, err = os.MkdirTemp("", "shadowtape-"+program); err != nil {
-		e.skip = err.Error()
-		return e
-	}
-	e.address = "unix://" + e.dir + "/engine.sock"
-	log, err := os.Create(e.dir + "/log")
-	if err != nil {
-		e.skip = err.Error()
-		return e
-	}
-	defer log.Close()
-	config := e.dir + "/containers.conf" // a sandbox may not raise limits
-	if err := os.WriteFile(config, []byte("[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"), 0o600); err != nil {
-		e.skip = err.Error()
-		return e
-	}
-	e.cmd = exec.Command(path, args(e.dir)...)
-	e.cmd.Env = append(os.Environ(), "CONTAINERS_CONF="+config)
-	e.cmd.Stdout, e.cmd.Stderr = log, log
-	if err := e.cmd.Start(); err != nil {
-		e.skip = err.Error()
-		return e
-	}
-	endEngines = append(endEngines, e.end)
-	for range 300 {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		cli, _, _, err := connect(ctx, e.address)
-		cancel()
+func startOnce(name string) func() (*enginetest.Engine, error) {
+	return sync.OnceValues(func() (*enginetest.Engine, error) {
+		e, err := enginetest.Start(name)
 		if err == nil {
-			cli.Close()
-			return e
+			endEngines = append(endEngines, e.End)
 		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	b, _ := os.ReadFile(e.dir + "/log")
-	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	e.skip = program + " does not start here: " + lines[len(lines)-1]
-	return e
-}
-
-func (e *testEngine) end() {
-	e.cmd.Process.Signal(os.Interrupt)
-	done := make(chan struct{})
-	go func() { e.cmd.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(30 * time.Second):
-		e.cmd.Process.Kill()
-		<-done
-	}
-	os.RemoveAll(e.dir)
+		return e, err
+	})
 }
 
 // onEngines runs a test on the engines named, with an image of the test server in it.
@@ -120,65 +44,34 @@ func onEngines(t *testing.T, test func(t *testing.T, address, image string), nam
 }
 
 // needEngine returns an engine's address and an image of the test server in it.
-func needEngine(t *testing.T, start func() *testEngine) (address, image string) {
+func needEngine(t *testing.T, start func() (*enginetest.Engine, error)) (address, image string) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("needs a container engine")
 	}
 	bin := needServer(t)
-	e := start()
-	if e.skip != "" {
-		t.Skipf("SKIPPED LOUDLY: container launch was not tested: %s", e.skip)
-	}
-	image = "shadowtape-test-server:1"
-	cli, _, _, err := connect(t.Context(), e.address)
+	e, err := start()
 	if err != nil {
-		t.Fatal(err)
-	}
-	defer cli.Close()
-	if _, err := cli.ImageInspect(t.Context(), image); err == nil {
-		return e.address, image
+		t.Skipf("SKIPPED LOUDLY: container launch was not tested: %s", err)
 	}
 	b, err := os.ReadFile(bin)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	for name, content := range map[string][]byte{"server": b, "Dockerfile": []byte("FROM scratch\nCOPY server /server\nLABEL org.opencontainers.image.revision=abc123\nEXPOSE 8000\nENTRYPOINT [\"/server\"]\n")} {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))}); err != nil {
-			t.Fatal(err)
-		}
-		w.Write(content)
-	}
-	w.Close()
-	built, err := cli.ImageBuild(t.Context(), &archive, client.ImageBuildOptions{Tags: []string{image}, Remove: true})
+	image = "shadowtape-test-server:1"
+	err = e.Build(t.Context(), image, map[string][]byte{"server": b, "Dockerfile": []byte("FROM scratch\nCOPY server /server\nLABEL org.opencontainers.image.revision=abc123\nEXPOSE 8000\nENTRYPOINT [\"/server\"]\n")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := io.ReadAll(built.Body)
-	built.Body.Close()
-	if err != nil || bytes.Contains(out, []byte(`"error"`)) {
-		t.Fatalf("build: %v %s", err, out)
-	}
-	return e.address, image
+	return e.Address, image
 }
 
 // containers lists all containers of the engine that carry our label.
 func containers(t *testing.T, address string) []string {
 	t.Helper()
-	cli, _, _, err := connect(context.Background(), address)
+	names, err := (&enginetest.Engine{Address: address}).Containers(context.Background(), labelID)
 	if err != nil {
 		t.Fatal(err)
-	}
-	defer cli.Close()
-	list, err := cli.ContainerList(context.Background(), client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", labelID)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, c := range list.Items {
-		names = append(names, strings.TrimPrefix(c.Names[0], "/"))
 	}
 	return names
 }
@@ -311,7 +204,9 @@ func testContainerFails(t *testing.T, address, image string) {
 	}
 }
 
-func TestContainerCancelledAndDead(t *testing.T) { onEngines(t, testContainerCancelledAndDead, "docker", "podman") }
+func TestContainerCancelledAndDead(t *testing.T) {
+	onEngines(t, testContainerCancelledAndDead, "docker", "podman")
+}
 
 func testContainerCancelledAndDead(t *testing.T, address, image string) {
 	head := "dialect: sim\nstop: 1s\nhealth: {path: /health, interval: 20ms, timeout: 1m}\nimage: " + image + "\n"
