@@ -14,7 +14,7 @@ import (
 
 // FitOptions say how finely a trace is looked at.
 type FitOptions struct {
-	Window  float64 // seconds; 0: 60, or more where a window would hold fewer than 30 requests
+	Window  float64 // seconds; 0: 60, more where a window would hold fewer than 30 requests, 10 where traffic is on and off within a minute
 	Fold    float64 // seconds after which windows of an hour repeat; 0: a day for traces of 2 days or more, a week for 14 days or more; negative: never
 	Tenants int     // that get windows of their own, the busiest; 0 is 50
 	Family  string  // of lengths; "" or table: as they were seen, with their dependence; else a family of FitLength, input and output apart
@@ -39,12 +39,17 @@ func (o FitOptions) Validate() error {
 const (
 	defaultWindow  = 60.0
 	windowRequests = 30 // a window should hold so many
-	tableParts     = 32 // parts of a window's input lengths
-	tableOutputs   = 8  // outputs kept of each part
-	defaultTenants = 50
-	hour           = 3600.0
-	day            = 24 * hour
-	maxKinds       = 200
+	// Where traffic is on and off inside a window, its counts over burstWindow seconds disperse by more than burstDispersion within windows;
+	// then windows are that short, if they hold burstRequests on average. No renewal process inside a longer window has such bursts.
+	burstWindow     = 10.0
+	burstDispersion = 3.0
+	burstRequests   = 10
+	tableParts      = 32 // parts of a window's input lengths
+	tableOutputs    = 8  // outputs kept of each part
+	defaultTenants  = 50
+	hour            = 3600.0
+	day             = 24 * hour
+	maxKinds        = 200
 )
 
 // sample is what is kept of a request while fitting.
@@ -175,6 +180,9 @@ func (m *Model) fitWindows(samples []sample, names []string, o FitOptions) error
 				break
 			}
 		}
+		if width == defaultWindow && float64(len(samples))*burstWindow/max(span, 1) >= burstRequests && within(samples, width, burstWindow) > burstDispersion {
+			width = burstWindow
+		}
 	}
 	if !folded {
 		// The last window ends with the trace, so that a repeated model has no gap.
@@ -213,6 +221,30 @@ func (m *Model) fitWindows(samples []sample, names []string, o FitOptions) error
 		m.Clients = append(m.Clients, c)
 	}
 	return nil
+}
+
+// within is the index of dispersion of counts over short windows around the mean of the long window that holds them.
+func within(samples []sample, long, short float64) float64 {
+	first := samples[0].at
+	per := int(long / short)
+	counts := make([]float64, int(float64(samples[len(samples)-1].at-first)/1e9/long)*per)
+	for _, s := range samples {
+		if i := int(float64(s.at-first) / 1e9 / short); i < len(counts) {
+			counts[i]++
+		}
+	}
+	squares, total := 0.0, 0.0
+	for i := 0; i+per <= len(counts); i += per {
+		mean := 0.0
+		for _, n := range counts[i : i+per] {
+			mean += n / float64(per)
+		}
+		for _, n := range counts[i : i+per] {
+			squares += (n - mean) * (n - mean) * float64(per) / float64(per-1)
+		}
+		total += mean * float64(per)
+	}
+	return squares / max(total, 1)
 }
 
 // clients are the tenants that get windows of their own, and one for the others.

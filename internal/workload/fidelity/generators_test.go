@@ -1,0 +1,198 @@
+package fidelity
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/engine"
+	"github.com/shadowtape/shadowtape/internal/stats"
+	"github.com/shadowtape/shadowtape/internal/workload"
+)
+
+// TestGeneratorsAgainstTraces makes the tables of docs/WORKLOADS.md: each generator against each real trace. It needs the traces
+// (SHADOWTAPE_AZURE2023 names the directory of the two Azure files, SHADOWTAPE_MOONCAKE the conversation file) and minutes;
+// SHADOWTAPE_SEEDS says how many seeds, 20 unless told otherwise. Run it with -v -timeout 60m.
+func TestGeneratorsAgainstTraces(t *testing.T) {
+	azureDir, mooncakeFile := os.Getenv("SHADOWTAPE_AZURE2023"), os.Getenv("SHADOWTAPE_MOONCAKE")
+	if azureDir == "" || mooncakeFile == "" || os.Getenv("SHADOWTAPE_GENERATORS") == "" {
+		t.Skip("SKIPPED: set SHADOWTAPE_GENERATORS=1, SHADOWTAPE_AZURE2023 and SHADOWTAPE_MOONCAKE to compare generators with the whole traces")
+	}
+	seeds := 20
+	if n, err := strconv.Atoi(os.Getenv("SHADOWTAPE_SEEDS")); err == nil {
+		seeds = n
+	}
+	conv := azure(t, filepath.Join(azureDir, "AzureLLMInferenceTrace_conv.csv"))
+	code := azure(t, filepath.Join(azureDir, "AzureLLMInferenceTrace_code.csv"))
+	talk := mooncake(t, mooncakeFile)
+	blocks := formats.Header{PrefixBlockUnit: "tokens", PrefixBlockSize: 512, PrefixBlockRule: "ceil"}
+	for _, trace := range []struct {
+		name   string
+		rows   []*formats.Exchange
+		header formats.Header
+	}{{"azure2023 conv", conv, formats.Header{}}, {"azure2023 code", code, formats.Header{}}, {"mooncake conversation", talk, blocks}} {
+		compareGenerators(t, trace.name, trace.rows, trace.header, seeds)
+	}
+}
+
+// generators makes the models that are compared.
+func generators(t *testing.T, rows []*formats.Exchange, h formats.Header) (names []string, models []*workload.Model) {
+	t.Helper()
+	fit := func(o workload.FitOptions) *workload.Model {
+		o.Header, o.Fold = h, -1
+		m, err := workload.Fit(of(rows), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	plain := func(m *workload.Model, family string, cv float64) *workload.Model {
+		for i := range m.Clients[0].Windows {
+			a := &m.Clients[0].Windows[i].Arrival
+			*a = workload.Arrival{Family: family, Rate: a.Rate, CV: cv}
+		}
+		return m
+	}
+	cv := read(t, rows).Figures().GapCV
+	span := float64(rows[len(rows)-1].ArrivalUnixNS-rows[0].ArrivalUnixNS)/1e9 + 1
+	stationary := func() *workload.Model {
+		m := fit(workload.FitOptions{Window: span})
+		m.Threads = nil
+		return m
+	}
+	windowed := plain(fit(workload.FitOptions{Window: 60}), workload.Poisson, 0)
+	windowed.Threads = nil
+	return []string{"Poisson", "gamma, CV matched", "60 s windows, Poisson", "full model"}, []*workload.Model{
+		plain(stationary(), workload.Poisson, 0), plain(stationary(), workload.Gamma, cv), windowed, fit(workload.FitOptions{})}
+}
+
+var loads = []float64{0.5, 0.7, 0.85}
+
+func compareGenerators(t *testing.T, name string, rows []*formats.Exchange, h formats.Header, seeds int) {
+	truth := read(t, rows)
+	p, err := engine.FindProfile("llama-3.1-8b-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Pages = 200_000 // waiting for the scheduler, not for pages
+	e := Engine{Profile: p, Header: h}
+	if err := e.Calibrate(t.Context(), of(rows)); err != nil {
+		t.Fatal(err)
+	}
+	real := map[float64]Served{}
+	for _, l := range loads {
+		if real[l], err = e.Serve(t.Context(), of(rows), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var b strings.Builder
+	f := truth.Figures()
+	fmt.Fprintf(&b, "\n%s: %d requests; gap CV %.3g, IDC %.3g / %.3g / %.3g / %.3g, drift %.3g, work IDC %.3g / %.3g, work lag-1 %.3g; engine p99 TTFT %.3g / %.3g / %.3g s\n",
+		name, f.Requests, f.GapCV, f.IDC["1s"].V, f.IDC["10s"].V, f.IDC["60s"].V, f.IDC["300s"].V, f.MeanLengthRatio.V, f.WorkIDC["10s"].V, f.WorkIDC["60s"].V, f.WorkLag1.V,
+		real[0.5].TTFTp99, real[0.7].TTFTp99, real[0.85].TTFTp99)
+	fmt.Fprintf(&b, "| generator | KS gaps | KS in | KS out | W in | joint | IDC 1/10/60/300 s | drift | work IDC 10/60 s | work lag-1 | hits | p99 TTFT, FIFO .5/.7/.85 | p99 TTFT, engine .5/.7/.85 | pages | switches |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+	names, models := generators(t, rows, h)
+	for i, m := range models {
+		for _, keep := range []bool{false, true} {
+			if keep && (m.Quantum == 0 || i < 2) {
+				continue
+			}
+			label := names[i]
+			if keep {
+				label += ", ticks kept"
+			}
+			row(t, &b, label, truth, &e, real, m, keep, seeds)
+		}
+	}
+	t.Log(b.String())
+}
+
+// row runs one generator over all seeds and writes its medians.
+func row(t *testing.T, b *strings.Builder, label string, truth *Load, e *Engine, real map[float64]Served, m *workload.Model, keep bool, seeds int) {
+	var reports []Report
+	fifo, served := map[float64][]float64{}, map[float64][]float64{}
+	var pages, switches []float64
+	for seed := range seeds {
+		generated, err := m.Generate(workload.Options{Seed: uint64(seed + 1), KeepQuantum: keep})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rows []*formats.Exchange
+		for x, err := range generated {
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows = append(rows, x)
+		}
+		l := read(t, rows)
+		r, err := Compare(truth, l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reports = append(reports, r)
+		for _, load := range loads {
+			fifo[load] = append(fifo[load], stats.Quantile(l.FIFOLike(truth, load), 0.99)/stats.Quantile(truth.FIFO(load), 0.99))
+			s, err := e.Serve(t.Context(), of(rows), load)
+			if err != nil {
+				t.Fatal(err)
+			}
+			q := Ratio(load, real[load], s)
+			served[load] = append(served[load], q.TTFTp99)
+			if load == 0.7 {
+				pages, switches = append(pages, q.Pages), append(switches, q.Switches)
+			}
+		}
+	}
+	of := func(pick func(r Report) float64) float64 {
+		v := make([]float64, len(reports))
+		for i, r := range reports {
+			v[i] = pick(r)
+		}
+		return median(v)
+	}
+	fmt.Fprintf(b, "| %s | %.3f | %.3f | %.3f | %.3f | %.3f | %.3g / %.3g / %.3g / %.3g | %.3g | %.3g / %.3g | %.2f | %.3f | %.2f / %.2f / %.2f | %.2f / %.2f / %.2f | %.2f | %.2f |\n", label,
+		of(func(r Report) float64 { return r.Gaps.KS }), of(func(r Report) float64 { return r.Input.KS }), of(func(r Report) float64 { return r.Output.KS }),
+		of(func(r Report) float64 { return r.Input.Wasserstein }), of(func(r Report) float64 { return r.Joint.V }),
+		of(func(r Report) float64 { return r.B.IDC["1s"].V }), of(func(r Report) float64 { return r.B.IDC["10s"].V }), of(func(r Report) float64 { return r.B.IDC["60s"].V }), of(func(r Report) float64 { return r.B.IDC["300s"].V }),
+		of(func(r Report) float64 { return r.B.MeanLengthRatio.V }), of(func(r Report) float64 { return r.B.WorkIDC["10s"].V }), of(func(r Report) float64 { return r.B.WorkIDC["60s"].V }), of(func(r Report) float64 { return r.B.WorkLag1.V }),
+		of(func(r Report) float64 { return r.Hits.Or(math.NaN()) }),
+		median(fifo[0.5]), median(fifo[0.7]), median(fifo[0.85]), median(served[0.5]), median(served[0.7]), median(served[0.85]), median(pages), median(switches))
+}
+
+func median(v []float64) float64 {
+	s := slices.Clone(v)
+	slices.Sort(s)
+	return stats.Quantile(s, 0.5)
+}
+
+func mooncake(t *testing.T, name string) (out []*formats.Exchange) {
+	t.Helper()
+	file, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var r struct {
+			Timestamp int64   `json:"timestamp"`
+			Input     int64   `json:"input_length"`
+			Output    int64   `json:"output_length"`
+			Hashes    []int64 `json:"hash_ids"`
+		}
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, &formats.Exchange{ArrivalUnixNS: r.Timestamp * 1e6, InputTokens: formats.Of(r.Input), OutputTokens: formats.Of(r.Output), PrefixBlocks: r.Hashes})
+	}
+	return out
+}
