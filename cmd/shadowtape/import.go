@@ -20,7 +20,7 @@ import (
 
 func importCommand(a *app) *cobra.Command {
 	var (
-		out           string
+		out, keyFile  string
 		force, asJSON bool
 		o             foreign.Options
 	)
@@ -28,13 +28,15 @@ func importCommand(a *app) *cobra.Command {
 		Use:   "import FORMAT FILE… -o TRACE",
 		Short: "Turn a public trace, or a log of another tool, into a trace",
 		Long: `Turn a public trace, or a log of another tool, into a trace. FILE may be compressed with gzip or zstd; "-" is standard input.
-Rows are sorted by arrival. Every row read is kept, or left out and counted with its reason.
+Rows are sorted by arrival. Every row read is kept, or left out and counted with its reason. The content must look like FORMAT;
+"auto" takes the format that it looks like.
 
 Formats:
 ` + formatList(),
 		Example: `  shadowtape import azure-llm AzureLLMInferenceTrace_conv.csv -o conv
   shadowtape import mooncake conversation_trace.jsonl -o mooncake.parquet
-  zcat week.csv.gz | shadowtape import azure-llm - -o week --strict`,
+  shadowtape import nginx access.log -o day --log-format '$msec $request_method $request_uri $status $request_time'
+  shadowtape import weka trace_*.json -o agents --session-gap 30s --key-file trace.key`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return usageError(errors.New("import needs FORMAT and FILE"), "shadowtape import --help lists the formats")
@@ -45,12 +47,22 @@ Formats:
 			if out == "" {
 				return usageError(errors.New("import needs -o TRACE"), "")
 			}
-			f, err := foreign.Named(args[0])
-			if err != nil {
-				return usageError(err, "shadowtape import --help says what each is")
+			f := foreign.Format{}
+			if args[0] != "auto" {
+				var err error
+				if f, err = foreign.Named(args[0]); err != nil {
+					return usageError(err, "shadowtape import --help says what each is")
+				}
 			}
 			if err := o.Validate(); err != nil {
 				return usageError(err, "")
+			}
+			if keyFile != "" {
+				key, err := readKey(keyFile)
+				if err != nil {
+					return err
+				}
+				o.HashKey = key
 			}
 			if force {
 				if err := formats.Remove(out); err != nil {
@@ -90,8 +102,16 @@ Formats:
 	f.BoolVar(&force, "force", false, "replace a trace that is there")
 	f.BoolVar(&o.Strict, "strict", false, "stop at the first broken row")
 	f.IntVar(&o.BlockSize, "block-size", 0, "tokens of a prefix block (default: found from the rows)")
+	f.StringVar(&o.LogFormat, "log-format", "", "format line of an access log, as in the server's configuration (default: the server's own)")
+	f.DurationVar(&o.SessionGap, "session-gap", 0, "time between the beginnings of sessions that each have a clock of their own")
 	f.StringVar(&o.Licence, "licence", "", "licence of the data (default: that of the published files)")
+	f.StringVar(&keyFile, "key-file", "", "file with the key of the hashes of identifiers (default: a key drawn and thrown away)")
 	f.BoolVar(&asJSON, "json", false, "print one JSON document")
+	groupFlags(c,
+		flagGroup{"Reading", []string{"block-size", "log-format", "session-gap", "strict"}},
+		flagGroup{"Privacy", []string{"key-file"}},
+		flagGroup{"Result", []string{"output", "force", "licence", "json"}},
+	)
 	return c
 }
 

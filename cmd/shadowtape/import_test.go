@@ -47,11 +47,19 @@ func TestImportCommand(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != exitGood || answer.Read != 4 || answer.Kept != 2 {
 		t.Errorf("exit %d, %q, %v", code, out, err)
 	}
+	auto := filepath.Join(d, "auto")
+	if code, _, errs := call("", "import", "auto", csv, "-o", auto); code != exitGood {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+	if tr, err := formats.Open(auto); err != nil || tr.Header.SourceKind != "import:azure-llm" || tr.Header.Licence != "CC-BY-4.0" {
+		t.Errorf("%+v, %v", tr, err)
+	}
 	for _, c := range []struct {
 		args []string
 		code int
 		want string
 	}{
+		{[]string{"import", "auto", "main.go", "-o", filepath.Join(d, "m")}, exitFailed, "it looks like no format that is known here"},
 		{[]string{"import"}, exitUsage, "import needs FORMAT and FILE"},
 		{[]string{"import", "azure-llm", csv}, exitUsage, "import needs -o TRACE"},
 		{[]string{"import", "nothing", csv, "-o", trace}, exitUsage, `there is no format "nothing"`},

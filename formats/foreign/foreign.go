@@ -114,16 +114,12 @@ type Report struct {
 const maxWarnings = 20
 
 // Import reads the sources in order and writes one trace, sorted by arrival; rows of one time keep their order, and each step back in
-// time is counted as an inversion. Where it fails, nothing is left at where.
+// time is counted as an inversion. The zero Format stands for the one that the first source looks like. Where it fails, nothing is left at
+// where.
 func Import(ctx context.Context, f Format, sources []Source, where string, h formats.Header, o Options) (Report, error) {
 	r := Report{Reasons: map[string]int64{}, Notes: map[string]int64{}}
 	if err := o.Validate(); err != nil {
 		return r, err
-	}
-	h.SourceKind = "import:" + f.Name
-	h.Licence = f.Licence
-	if o.Licence != "" {
-		h.Licence = o.Licence
 	}
 	s, err := newSorter(where, h)
 	if err != nil {
@@ -147,6 +143,11 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 			return fmt.Errorf("import %s: %w", src.Name, err)
 		}
 		in := &input{name: src.Name, r: bufio.NewReaderSize(plain, 1<<20), header: s.header(), notes: r.Notes, hash: hash, o: o, part: i, rows: s.rows}
+		if f.open == nil {
+			if f, err = guess(in.peek()); err != nil {
+				return fmt.Errorf("import %s: %w", src.Name, err)
+			}
+		}
 		err = importOne(ctx, f, in, s, r)
 		for _, c := range in.closers {
 			err = errors.Join(err, c.Close())
@@ -166,6 +167,10 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 		}
 	}
 	h := s.header()
+	h.SourceKind, h.Licence = "import:"+f.Name, f.Licence
+	if o.Licence != "" {
+		h.Licence = o.Licence
+	}
 	if hash.used {
 		h.HashKeyID = hash.keyID()
 	}
@@ -173,12 +178,20 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 	return nil
 }
 
+// guess finds the format that some content looks like.
+func guess(head []byte) (Format, error) {
+	for _, f := range importers {
+		if f.detect(head) {
+			return f, nil
+		}
+	}
+	return Format{}, errors.New("it looks like no format that is known here")
+}
+
 func importOne(ctx context.Context, f Format, in *input, s *sorter, r *Report) error {
 	if head := in.peek(); !f.detect(head) && in.o.LogFormat == "" {
-		for _, other := range importers {
-			if other.Name != f.Name && other.detect(head) {
-				return fmt.Errorf("this is no %s: it looks like %s", f.Name, other.Name)
-			}
+		if other, err := guess(head); err == nil {
+			return fmt.Errorf("this is no %s: it looks like %s", f.Name, other.Name)
 		}
 		return fmt.Errorf("this is no %s: it has none of its fields (%s)", f.Name, f.Fields)
 	}
