@@ -83,6 +83,10 @@ func (e *engine) packet(p *packet) {
 	if e.heldBytes > e.o.MaxHeld {
 		e.relieve()
 	}
+	if !c.dead && c.half[0].bytes+c.half[1].bytes > e.o.MaxHeldEach {
+		e.stats.Notes["over_memory"]++
+		c.flush(e)
+	}
 }
 
 const sweepEvery = 10e9

@@ -22,27 +22,36 @@ func (m *eventMarks) add(d *dialogue, from, to uint32) {
 		return
 	}
 	x := d.open[0].x
-	m.ring[m.n%len(m.ring)] = eventMark{from, to, x, len(x.EventFlags)}
+	m.ring[m.n%len(m.ring)] = eventMark{from, to, x, len(x.EventGapUS)}
 	m.n++
 }
 
-// flag marks the events from the one that holds seq on.
-func (m *eventMarks) flag(seq uint32) {
+// flag marks the events from the one that holds seq on, and returns the exchange that has them, nil where none is known.
+func (m *eventMarks) flag(seq uint32) *formats.Exchange {
 	for i := max(m.n-len(m.ring), 0); i < m.n; i++ {
 		k := &m.ring[i%len(m.ring)]
 		if diff(k.to, seq) <= 0 {
 			continue
 		}
-		for j := k.events; j < len(k.x.EventFlags); j++ {
-			k.x.EventFlags[j] |= formats.FlagRetransmit
+		if diff(k.from, seq) > 0 && m.n > len(m.ring) { // older than what is remembered: everything may be late
+			flagFrom(k.x, 0)
+		} else {
+			flagFrom(k.x, k.events)
 		}
+		return k.x
+	}
+	return nil
+}
+
+func flagFrom(x *formats.Exchange, event int) {
+	if event >= len(x.EventGapUS) {
 		return
 	}
-	if m.n > len(m.ring) { // older than what is remembered: everything may be late
-		x := m.ring[m.n%len(m.ring)].x
-		for j := range x.EventFlags {
-			x.EventFlags[j] |= formats.FlagRetransmit
-		}
+	if x.EventFlags == nil {
+		x.EventFlags = make([]int32, len(x.EventGapUS))
+	}
+	for i := event; i < len(x.EventFlags); i++ {
+		x.EventFlags[i] |= formats.FlagRetransmit
 	}
 }
 

@@ -40,6 +40,7 @@ type Limits struct {
 	IdleTimeout    time.Duration // a connection silent for longer is given up; default 15 minutes, more than any time to first token
 	GapTimeout     time.Duration // a hole that no acknowledgement explains is given up after this; default 10 s
 	MaxHeld        int           // bytes of segments that wait for others, all connections together; default 64 MiB
+	MaxHeldEach    int           // the same, of one connection; default 8 MiB
 	MaxBody        int           // of one request; a larger one is recorded without what its body says; default 32 MiB
 	MaxBodies      int           // bytes of requests being read, all connections together; beyond it as over MaxBody; default 256 MiB
 	MaxConnections int           // beyond it idle ones are forgotten sooner; default 1 << 20
@@ -55,6 +56,9 @@ func (l *Limits) defaults() {
 	if l.MaxHeld == 0 {
 		l.MaxHeld = 64 << 20
 	}
+	if l.MaxHeldEach == 0 {
+		l.MaxHeldEach = 8 << 20
+	}
 	if l.MaxBody == 0 {
 		l.MaxBody = 32 << 20
 	}
@@ -67,7 +71,7 @@ func (l *Limits) defaults() {
 }
 
 func (l *Limits) validate() error {
-	if l.IdleTimeout < 0 || l.GapTimeout < 0 || l.MaxHeld < 0 || l.MaxBody < 0 || l.MaxBodies < 0 || l.MaxConnections < 0 {
+	if l.IdleTimeout < 0 || l.GapTimeout < 0 || l.MaxHeld < 0 || l.MaxHeldEach < 0 || l.MaxBody < 0 || l.MaxBodies < 0 || l.MaxConnections < 0 {
 		return errors.New("recorder limits: negative")
 	}
 	return nil

@@ -150,11 +150,11 @@ func (c *conn) payload(e *engine, s *segment, me, peer *half, seq uint32) {
 				e.stats.Notes["duplicate_packets"]++
 			case len(data) <= 1 && d == 1: // a keep-alive probe
 			default:
-				c.repeated(e, s.from, seq, s.at)
+				c.repeated(e, s.from, seq)
 			}
 			return
 		}
-		c.repeated(e, s.from, seq, s.at)
+		c.repeated(e, s.from, seq)
 		flags = formats.FlagRetransmit
 		if d >= int64(len(data)) {
 			s.cut -= int(d) - len(data)
@@ -348,21 +348,28 @@ func (c *conn) overlap(e *engine, p *heldSegment, seq uint32, data []byte, from 
 
 // repeated books a segment whose bytes had been delivered: they were sent again, so the receiver may have had them, and all that followed,
 // only now.
-func (c *conn) repeated(e *engine, from int, seq uint32, at int64) {
-	c.countRepeat(e, from)
+func (c *conn) repeated(e *engine, from int, seq uint32) {
+	var x *formats.Exchange
 	if c.dlg != nil && c.dir(from) == fromServer {
-		c.dlg.marks.flag(seq)
+		x = c.dlg.marks.flag(seq)
 	}
+	c.bookRepeat(e, from, x)
 }
 
-func (c *conn) countRepeat(e *engine, from int) {
+func (c *conn) countRepeat(e *engine, from int) { c.bookRepeat(e, from, nil) }
+
+// bookRepeat counts a repeated segment, for x or for the exchange that the direction is at.
+func (c *conn) bookRepeat(e *engine, from int, x *formats.Exchange) {
 	e.stats.Notes["retransmitted_packets"]++
-	if c.dlg == nil {
-		return
+	if x == nil && c.dlg != nil {
+		if now := c.dlg.current(c.dir(from)); now != nil {
+			x = now.x
+		} else if n := len(c.unacked); n > 0 {
+			x = c.unacked[n-1].x.x
+		}
 	}
-	x := c.dlg.current(c.dir(from))
 	if x != nil {
-		x.x.Retransmits = formats.Of(x.x.Retransmits.Or(0) + 1)
+		x.Retransmits = formats.Of(x.Retransmits.Or(0) + 1)
 	}
 }
 

@@ -230,9 +230,9 @@ func (r *Response) values(p []byte, flags int32) {
 		p = p[n:]
 		// A value that a newline follows is an event of its own at once (NDJSON); the only value of a body is closed by End.
 		if r.json.state == valueDone && len(p) > 0 && (p[0] == '\n' || p[0] == '\r') {
-			r.dispatch()
-			r.ev.flags = flags
-			r.ev.data = false
+			if r.dispatch(); len(p) > 1 {
+				r.ev.flags |= flags
+			}
 		}
 	}
 }

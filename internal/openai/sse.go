@@ -34,6 +34,9 @@ const (
 )
 
 func (l *eventLines) write(p []byte, flags int32) {
+	if l.skip && l.state == lineIgnore && (bytes.HasPrefix(p, []byte("data:")) || bytes.HasPrefix(p, []byte("event:"))) {
+		l.skip, l.state = false, lineStart // what was lost ended with an event
+	}
 	for len(p) > 0 {
 		if l.afterCR {
 			l.afterCR = false
@@ -56,7 +59,9 @@ func (l *eventLines) write(p []byte, flags int32) {
 		}
 		l.afterCR = p[end] == '\r'
 		p = p[end+1:]
-		l.lineEnd(flags)
+		if l.lineEnd(); len(p) > 0 {
+			l.to.ev.flags |= flags // an event that begins here is touched by what these bytes are
+		}
 	}
 }
 
@@ -161,7 +166,7 @@ func (l *eventLines) data(p []byte) {
 	}
 }
 
-func (l *eventLines) lineEnd(flags int32) {
+func (l *eventLines) lineEnd() {
 	empty := l.state == lineStart
 	if l.state == lineTag {
 		l.data(l.tag[:l.tagN])
@@ -179,10 +184,6 @@ func (l *eventLines) lineEnd(flags int32) {
 	}
 	if empty {
 		l.dispatch()
-		l.to.ev.flags = flags
-		if l.to.gapNext {
-			return
-		}
 	}
 }
 
