@@ -65,3 +65,44 @@ func TestNormalCapture(t *testing.T) {
 		t.Errorf("%+v", x)
 	}
 }
+
+// TestManyFiles reads rotated files in the wrong order, and the two directions captured apart, as one capture.
+func TestManyFiles(t *testing.T) {
+	frames := readFrames(t, "testdata/openai_stream_usage.pcap")
+	clean, _ := record(t, "testdata/openai_stream_usage.pcap")
+	var rotated []string
+	for i := 0; i < len(frames); i += 100 {
+		rotated = append(rotated, write(t, pcapBytes(linkEthernet, frames[i:min(i+100, len(frames))])))
+	}
+	slices.Reverse(rotated)
+	var side [2][]frame
+	for _, f := range frames {
+		d := 0
+		if f.data[34] == 0x1f { // port 8000
+			d = 1
+		}
+		side[d] = append(side[d], f)
+	}
+	for name, files := range map[string][]string{
+		"rotated":     rotated,
+		"a side each": {write(t, pcapBytes(linkEthernet, side[1])), write(t, pcapBytes(linkEthernet, side[0]))},
+	} {
+		xs, st := record(t, files...)
+		if len(xs) != 1 || st.Packets != 1034 {
+			t.Fatalf("%s: %d exchanges, %+v", name, len(xs), st)
+		}
+		if d := difference(clean[0], xs[0], 0); d != "" || flaggedRow(xs[0]) {
+			t.Errorf("%s: differs in %s: %+v", name, d, xs[0])
+		}
+	}
+}
+
+// TestArrivalOrder: rows come in the order of arrival though they end in another.
+func TestArrivalOrder(t *testing.T) {
+	xs, _ := recordFrames(t, traffic(31, 40, 4, 30))
+	for i := 1; i < len(xs); i++ {
+		if xs[i].ArrivalUnixNS < xs[i-1].ArrivalUnixNS {
+			t.Fatalf("row %d arrives before row %d", i, i-1)
+		}
+	}
+}

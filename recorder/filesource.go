@@ -1,6 +1,7 @@
 package recorder
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -8,13 +9,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 
 	"github.com/shadowtape/shadowtape/formats"
 )
 
-// Files is a source of capture files: pcap and pcapng, plain or compressed with gzip or zstd, read one after the other as one capture.
-// Exchanges come in the order of their arrival.
+// Files is a source of capture files: pcap and pcapng, plain or compressed with gzip or zstd, read together as one capture. Exchanges
+// come in the order of their arrival.
 type Files struct {
 	Names []string
 	Key   []byte // of the keyed hashes; without one, identifiers and prefixes stay unknown
@@ -22,11 +24,11 @@ type Files struct {
 	Limits
 
 	stats     SourceStats
-	read      atomic.Int64
+	bytes     atomic.Int64
 	exchanges atomic.Int64
 }
 
-// Size is the total of the files' sizes in bytes; an error names one that cannot be read.
+// Size is the total of the files' sizes in bytes; an error names one that cannot be read or is no capture.
 func (f *Files) Size() (int64, error) {
 	var n int64
 	for _, name := range f.Names {
@@ -37,13 +39,18 @@ func (f *Files) Size() (int64, error) {
 		if !i.Mode().IsRegular() {
 			return 0, fmt.Errorf("open capture %s: not a file", name)
 		}
+		c, err := f.open(name, 0)
+		if err != nil {
+			return 0, err
+		}
+		c.close()
 		n += i.Size()
 	}
 	return n, nil
 }
 
 // Progress is how many bytes of the files have been read, and how many exchanges have been emitted. It may be called while Run runs.
-func (f *Files) Progress() (bytes, exchanges int64) { return f.read.Load(), f.exchanges.Load() }
+func (f *Files) Progress() (bytes, exchanges int64) { return f.bytes.Load(), f.exchanges.Load() }
 
 // counted adds what is read to a counter.
 type counted struct {
@@ -79,18 +86,11 @@ func (f *Files) Run(ctx context.Context, filter Filter, emit func(*formats.Excha
 	o.defaults()
 	order := arrivals{emit: func(x *formats.Exchange) { f.exchanges.Add(1); emit(x) }}
 	e := newEngine(o, filter.Ports, hasherOf(f.Key), order.add)
-	for _, name := range f.Names {
-		if err := f.file(ctx, e, &order, name); err != nil {
-			e.finish()
-			order.flush()
-			f.stats = merge(f.stats, e.stats)
-			return err
-		}
-	}
+	err := f.read(ctx, e, &order)
 	e.finish()
 	order.flush()
 	f.stats = merge(f.stats, e.stats)
-	return nil
+	return err
 }
 
 func merge(a, b SourceStats) SourceStats {
@@ -109,42 +109,117 @@ func merge(a, b SourceStats) SourceStats {
 	return a
 }
 
-func (f *Files) file(ctx context.Context, e *engine, order *arrivals, name string) error {
+// captureFile is one of the files, with its next packet.
+type captureFile struct {
+	name   string
+	index  int
+	first  int64
+	file   *os.File
+	reader *captureReader
+	p      packet
+	err    error
+}
+
+// open opens a file and reads its first packet.
+func (f *Files) open(name string, index int) (*captureFile, error) {
 	file, err := os.Open(name)
 	if err != nil {
-		return fmt.Errorf("open capture: %w", err)
+		return nil, fmt.Errorf("open capture: %w", err)
 	}
-	defer file.Close()
-	r, err := newCaptureReader(counted{file, &f.read})
+	r, err := newCaptureReader(counted{file, &f.bytes})
 	if err != nil {
-		return fmt.Errorf("read capture %s: %w", name, err)
+		file.Close()
+		return nil, fmt.Errorf("read capture %s: %w", name, err)
 	}
-	defer r.closer()
-	var p packet
+	c := &captureFile{name: name, index: index, file: file, reader: r}
+	c.next()
+	c.first = c.p.at
+	return c, nil
+}
+
+func (c *captureFile) next() {
+	if c.err = c.reader.next(&c.p); c.err == nil {
+		c.p.iface += uint32(c.index) << 16
+	}
+}
+
+func (c *captureFile) close() {
+	c.reader.closer()
+	c.file.Close()
+}
+
+// read reads all files as one capture: in the order of their packets' times, whatever the order in which they are named, so that rotated files
+// may be given as the shell sorts them and captures of two interfaces together.
+func (f *Files) read(ctx context.Context, e *engine, order *arrivals) error {
+	var waiting []*captureFile
+	for i, name := range f.Names {
+		c, err := f.open(name, i)
+		if err != nil {
+			return err
+		}
+		c.close() // there may be more of them than files may be open
+		waiting = append(waiting, c)
+	}
+	f.bytes.Store(0)
+	slices.SortStableFunc(waiting, func(a, b *captureFile) int { return cmp.Compare(a.first, b.first) })
+	var active []*captureFile
+	defer func() {
+		for _, c := range active {
+			c.close()
+		}
+	}()
 	for n := 0; ; n++ {
 		if n&0xfff == 0 {
 			if ctx.Err() != nil {
-				break
+				return nil
 			}
-			order.release(e.oldest)
+			order.release(e)
 		}
-		if err = r.next(&p); err != nil {
-			break
+		if len(active) == 0 && len(waiting) == 0 {
+			return nil
 		}
-		e.packet(&p)
+		at := 0
+		for i, c := range active {
+			if c.p.at < active[at].p.at {
+				at = i
+			}
+		}
+		if len(waiting) > 0 && (len(active) == 0 || waiting[0].first < active[at].p.at) {
+			c, err := f.open(waiting[0].name, waiting[0].index)
+			if err != nil {
+				return err
+			}
+			active, waiting = append(active, c), waiting[1:]
+			if c.err != nil {
+				f.ended(e, c)
+				active = active[:len(active)-1]
+			}
+			continue
+		}
+		c := active[at]
+		e.packet(&c.p)
+		if c.next(); c.err != nil {
+			f.ended(e, c)
+			active = slices.Delete(active, at, at+1)
+		}
 	}
+}
+
+// ended closes a file and says what was wrong with it.
+func (f *Files) ended(e *engine, c *captureFile) {
+	c.close()
+	r, name := c.reader, filepath.Base(c.name)
 	if r.drops > 0 {
 		e.stats.Notes["capture_drops"] += r.drops
-		f.stats.Warnings = append(f.stats.Warnings, fmt.Sprintf("%s: the capture itself dropped %d packets", filepath.Base(name), r.drops))
+		f.stats.Warnings = append(f.stats.Warnings, fmt.Sprintf("%s: the capture itself dropped %d packets", name, r.drops))
 	}
 	if r.skipped > 0 {
 		e.stats.Notes["packets_without_time"] += r.skipped
 	}
-	if err != nil && err != io.EOF {
+	if c.err != io.EOF {
 		e.stats.Notes["damaged_files"]++
-		f.stats.Warnings = append(f.stats.Warnings, fmt.Sprintf("%s: %s; kept the %d packets before it", filepath.Base(name), err, r.packets))
+		f.stats.Warnings = append(f.stats.Warnings, fmt.Sprintf("%s: %s; kept the %d packets before it", name, c.err, r.packets))
 	}
-	return nil
 }
 
 // arrivals puts exchanges, which come in the order of their ends, into the order of their arrivals, within a bounded memory.
@@ -171,14 +246,25 @@ func (a *arrivals) pop() {
 	a.emit(x)
 }
 
-// release emits what no open exchange can precede.
-func (a *arrivals) release(oldest *exchange) {
-	for len(a.heap) > 0 && (oldest == nil || a.heap[0].ArrivalUnixNS <= oldest.x.ArrivalUnixNS) {
+// settled is how long after its first byte an exchange is known of, nearly always: a request's head may be held back behind lost bytes.
+const settled = 15e9
+
+// release emits what no exchange that is open, or not known of yet, can precede.
+func (a *arrivals) release(e *engine) {
+	until := e.now
+	if e.oldest != nil {
+		until = min(until, e.oldest.x.ArrivalUnixNS)
+	}
+	for len(a.heap) > 0 && a.heap[0].ArrivalUnixNS <= until-settled {
 		a.pop()
 	}
 }
 
-func (a *arrivals) flush() { a.release(nil) }
+func (a *arrivals) flush() {
+	for len(a.heap) > 0 {
+		a.pop()
+	}
+}
 
 type exchangeHeap []*formats.Exchange
 
