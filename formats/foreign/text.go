@@ -206,7 +206,6 @@ func count(s string) (formats.Null[int64], error) {
 
 // scaled reads a decimal number in units of unit nanoseconds, exactly: "61.114" seconds are 61,114,000,000 ns.
 func scaled(s string, unit int64) (int64, error) {
-	bad := fmt.Errorf("%q is no time", shortened(s))
 	t := strings.TrimSpace(s)
 	negative := strings.HasPrefix(t, "-")
 	t = strings.TrimLeft(t, "+-")
@@ -214,20 +213,20 @@ func scaled(s string, unit int64) (int64, error) {
 	if strings.ContainsAny(t, "eE") || whole == "" {
 		f, err := strconv.ParseFloat(s, 64)
 		if err != nil || math.Abs(f*float64(unit)) > math.MaxInt64/2 || f != f {
-			return 0, bad
+			return 0, noTime(s)
 		}
 		return int64(math.Round(f * float64(unit))), nil
 	}
 	n, err := strconv.ParseInt(whole, 10, 64)
 	if err != nil || n > math.MaxInt64/unit-1 {
-		return 0, bad
+		return 0, noTime(s)
 	}
 	n *= unit
 	part := unit
 	for i := range len(fraction) {
 		d := fraction[i]
 		if d < '0' || d > '9' {
-			return 0, bad
+			return 0, noTime(s)
 		}
 		if part%10 != 0 { // below a nanosecond: rounded once, at the first digit lost
 			if d >= '5' {
@@ -235,7 +234,7 @@ func scaled(s string, unit int64) (int64, error) {
 			}
 			for _, d := range fraction[i:] {
 				if d < '0' || d > '9' {
-					return 0, bad
+					return 0, noTime(s)
 				}
 			}
 			break
@@ -249,12 +248,13 @@ func scaled(s string, unit int64) (int64, error) {
 	return n, nil
 }
 
+func noTime(s string) error { return fmt.Errorf("%q is no time", shortened(s)) }
+
 // clock reads a date and time: "2006-01-02", a space or T, "15:04:05", 0 to 9 digits of fraction, then nothing (UTC), Z or an offset.
 func clock(s string) (int64, error) {
-	bad := fmt.Errorf("%q is no date and time", shortened(s))
 	s = strings.TrimSpace(s)
 	if len(s) < 19 || (s[10] != ' ' && s[10] != 'T' && s[10] != 't') {
-		return 0, bad
+		return 0, noClock(s)
 	}
 	num := func(i, j, low, high int) int {
 		n := 0
@@ -271,7 +271,7 @@ func clock(s string) (int64, error) {
 	}
 	y, mo, d, h, mi, sec := num(0, 4, 1678, 2261), num(5, 7, 1, 12), num(8, 10, 1, 31), num(11, 13, 0, 23), num(14, 16, 0, 59), num(17, 19, 0, 60)
 	if min(y, mo, d, h, mi, sec) < 0 || s[4] != '-' || s[7] != '-' || s[13] != ':' || s[16] != ':' {
-		return 0, bad
+		return 0, noClock(s)
 	}
 	rest := s[19:]
 	ns := int64(0)
@@ -283,20 +283,22 @@ func clock(s string) (int64, error) {
 			unit /= 10
 		}
 		if i == 1 {
-			return 0, bad
+			return 0, noClock(s)
 		}
 		rest = rest[i:]
 	}
 	offset, ok := zone(strings.TrimSpace(rest))
 	if !ok {
-		return 0, bad
+		return 0, noClock(s)
 	}
 	date := time.Date(y, time.Month(mo), d, h, mi, sec, 0, time.UTC)
 	if date.Day() != d {
-		return 0, bad // 31 April
+		return 0, noClock(s) // 31 April
 	}
 	return date.UnixNano() + ns - offset*int64(time.Second), nil
 }
+
+func noClock(s string) error { return fmt.Errorf("%q is no date and time", shortened(s)) }
 
 // zone reads "", Z, UTC, +hh, +hhmm or +hh:mm, in seconds east.
 func zone(s string) (int64, bool) {
