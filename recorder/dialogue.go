@@ -61,6 +61,7 @@ type exchange struct {
 	answered  bool // a final response head came
 	respBytes int64
 	status    int
+	prompt    int64 // bytes of the canonical prompt
 	resp      *openai.Response
 	decode    *bodyDecoder
 	last      int64 // last byte of either direction
@@ -335,6 +336,9 @@ func (d *dialogue) readRequest(e *exchange) {
 	if err := openai.ReadRequest(x, e.path, body, d.e.hash); err != nil && !e.damaged {
 		d.e.stats.Notes["request_unreadable"]++
 	} else if err == nil {
+		if d.e.hash != nil {
+			e.prompt = d.e.hash.PromptBytes()
+		}
 		d.e.o.talks.assign(x, d.e.hash)
 	}
 	x.RequestBytes = formats.Of(e.bodySize)

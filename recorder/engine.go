@@ -26,7 +26,8 @@ type engine struct {
 	dialogues uint64                           // so far
 	bodies    int                              // bytes of requests being read
 	models    map[string]bool                  // that a server has answered for
-	oldest    *exchange                        // open exchanges in order of arrival
+	ratios    ratios
+	oldest    *exchange // open exchanges in order of arrival
 	newest    *exchange
 	stats     SourceStats
 	recent    *conn
@@ -41,7 +42,7 @@ type engineOptions struct {
 }
 
 func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*formats.Exchange)) *engine {
-	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, stats: newSourceStats()}
+	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, ratios: ratios{}, stats: newSourceStats()}
 	if e.o.talks == nil {
 		e.o.talks = newSessions()
 	}
@@ -348,6 +349,9 @@ func (e *engine) done(x *exchange) {
 // it may be anything that a user typed, and is hashed.
 func (e *engine) emitExchange(x *exchange) {
 	e.done(x)
+	if x.resp != nil {
+		e.ratios.apply(x.x, x.prompt, x.resp.TextBytes())
+	}
 	x.x.RequestModel = e.modelName(x.x.RequestModel, x.status)
 	e.emit(x.x)
 }

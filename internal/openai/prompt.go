@@ -56,6 +56,9 @@ func (q *reader) prompt() {
 	if prompts > 0 {
 		x.PromptCount = formats.Of(int32(prompts))
 	}
+	if c != nil && len(q.ids) == 0 {
+		q.h.prompt = c.total
+	}
 	if c != nil && prompts == 1 {
 		x.PrefixBlocks = c.blocks
 		x.PrefixTailTokens = formats.Of(int64(c.n))
@@ -228,7 +231,7 @@ func (q *reader) plain(c *chain, v value) int {
 		if first == '0' || first == '[' {
 			return q.tokens(c, v)
 		}
-		if n == 1 && first == '"' {
+		if first == '"' {
 			v.elements(func(e value) { q.content(c, e) })
 		}
 		return n

@@ -47,7 +47,7 @@ func ReadRequest(x *formats.Exchange, path string, body []byte, hash *Hasher) er
 	x.RequestBytes = formats.Of(int64(len(body)))
 	q := reader{x: x, h: hash}
 	if hash != nil {
-		hash.turns = hash.turns[:0]
+		hash.turns, hash.prompt = hash.turns[:0], 0
 	}
 	ok := value(body).members(q.member)
 	if !x.Stream.Valid {
