@@ -26,6 +26,7 @@ type Live struct {
 
 	rings    []*ring.Ring
 	admit    *admission
+	talks    *sessions // of all workers
 	mu       sync.Mutex // guards what follows; and emit is called under emitting
 	emitting sync.Mutex
 	shown    []SourceStats // of each worker, as last published
@@ -75,6 +76,7 @@ func (l *Live) Run(ctx context.Context, f Filter, emit func(*formats.Exchange)) 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l.admit = newAdmission(l.Select)
+	l.talks = newSessions()
 	l.shown = make([]SourceStats, len(l.rings))
 	for i := range l.shown {
 		l.shown[i] = newSourceStats()
@@ -100,7 +102,7 @@ func (l *Live) Run(ctx context.Context, f Filter, emit func(*formats.Exchange)) 
 
 // engine makes a worker's engine, whose exchanges reach emit one at a time.
 func (l *Live) engine(f Filter, emit func(*formats.Exchange)) *engine {
-	o := engineOptions{Limits: l.Limits, Node: l.Node, clock: formats.ClockPacket, admit: l.admit}
+	o := engineOptions{Limits: l.Limits, Node: l.Node, clock: formats.ClockPacket, admit: l.admit, talks: l.talks}
 	o.defaults()
 	e := newEngine(o, f.Ports, hasherOf(l.Key), func(x *formats.Exchange) {
 		l.emitting.Lock()
