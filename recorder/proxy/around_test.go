@@ -121,8 +121,10 @@ func routedAround(t *testing.T, program, sample string, args func(string) []stri
 	if err := os.WriteFile(config, []byte(replaced), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
+	for _, d := range []string{dir, filepath.Dir(dir)} { // for a worker that has another user
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	env := []string{"PROXY_TEST_CHILD=127.0.0.1:" + middle + ">" + "127.0.0.1:" + serverPort}
 	run := func() *exec.Cmd {
