@@ -3,6 +3,9 @@ package deploy
 import (
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -29,6 +32,44 @@ func TestSamples(t *testing.T) {
 		}
 		if f.Image != "" && !f.GPUs.None() == (f.Dialect == "sim") {
 			t.Errorf("%s: a real engine without a GPU, or the simulator with one", path)
+		}
+	}
+}
+
+// TestFieldsAreDocumented holds docs/DEPLOY.md to the fields of File, both ways.
+func TestFieldsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "DEPLOY.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## Fields\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_.]+)`").FindAllStringSubmatch(section, -1) {
+		documented[m[1]] = true
+	}
+	var walk func(typ reflect.Type, path string)
+	walk = func(typ reflect.Type, path string) {
+		for name, f := range fieldNames(typ) {
+			if !documented[path+name] {
+				t.Errorf("docs/DEPLOY.md has no field %s", path+name)
+			}
+			delete(documented, path+name)
+			if f.Kind() == reflect.Slice {
+				f = f.Elem()
+			}
+			if f.Kind() == reflect.Struct {
+				walk(f, path+name+".")
+			}
+		}
+	}
+	walk(reflect.TypeFor[File](), "")
+	for name := range documented {
+		t.Errorf("docs/DEPLOY.md has %s, which no file may hold", name)
+	}
+	for _, d := range Dialects() {
+		if !strings.Contains(section, "`"+d+"`") {
+			t.Errorf("docs/DEPLOY.md lacks dialect %s", d)
 		}
 	}
 }
