@@ -26,7 +26,7 @@ type Live struct {
 
 	rings    []*ring.Ring
 	admit    *admission
-	talks    *sessions // of all workers
+	talks    *sessions  // of all workers
 	mu       sync.Mutex // guards what follows; and emit is called under emitting
 	emitting sync.Mutex
 	shown    []SourceStats // of each worker, as last published
