@@ -198,7 +198,15 @@ func (q *reader) part(c *chain, p value) {
 	}
 }
 
+// media counts an image; the pixels are known where they are of all.
 func (q *reader) media(c *chain, v value) {
+	n, ok := pixels(v)
+	switch {
+	case ok && (!q.x.ImageCount.Valid || q.x.ImagePixels.Valid):
+		q.x.ImagePixels = formats.Of(q.x.ImagePixels.Or(0) + n)
+	default:
+		q.x.ImagePixels.Valid = false
+	}
 	q.x.ImageCount = formats.Of(q.x.ImageCount.Or(0) + 1)
 	q.digest(c, v)
 }
