@@ -1,7 +1,11 @@
 package formats
 
 import (
+	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -43,5 +47,37 @@ func TestGPUSamples(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
+	}
+}
+
+// TestGPUColumnsAreDocumented holds docs/FORMAT.md to gpu.parquet's columns, both ways.
+func TestGPUColumnsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "docs", "FORMAT.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(page), "\n## gpu.parquet\n")
+	if !ok {
+		t.Fatal("docs/FORMAT.md has no section gpu.parquet")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	documented := map[string]bool{}
+	for line := range strings.SplitSeq(section, "\n") {
+		if cells := strings.Split(line, "|"); len(cells) > 2 {
+			for _, m := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(cells[1], -1) {
+				documented[m[1]] = true
+			}
+		}
+	}
+	row := reflect.TypeFor[gpuRow]()
+	for i := range row.NumField() {
+		name, _, _ := strings.Cut(row.Field(i).Tag.Get("parquet"), ",")
+		if !documented[name] {
+			t.Errorf("docs/FORMAT.md lacks %s", name)
+		}
+		delete(documented, name)
+	}
+	for name := range documented {
+		t.Errorf("docs/FORMAT.md has %s, which is no column", name)
 	}
 }
