@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/promtext"
 )
 
 // JobOptions describe a whole replay: a trace, targets, and a run directory.
@@ -29,11 +30,12 @@ type JobOptions struct {
 	Natural  bool // output lengths are left to the model
 	Greedy   bool // temperature 0 instead of what was recorded
 
-	Selection   Selection     // what of the trace, and at which speed; its Seed is Seed
-	SpreadTicks bool          // spread arrivals within the ticks of the trace's clock, whose length is detected
-	MaxInFlight int           // 0: 100,000
-	KeepCache   bool          // do not empty the prefix cache first
-	Scrape      time.Duration // between scrapes of the targets' metrics; 0: 500 ms, negative: none
+	Selection   Selection           // what of the trace, and at which speed; its Seed is Seed
+	SpreadTicks bool                // spread arrivals within the ticks of the trace's clock, whose length is detected
+	MaxInFlight int                 // 0: 100,000
+	KeepCache   bool                // do not empty the prefix cache first
+	Scrape      time.Duration       // between scrapes of the targets' metrics; 0: 500 ms, negative: none
+	Metrics     []promtext.Endpoint // more pages to watch: the engines behind a router, a GPU exporter
 	Limits      Limits
 
 	// Beside starts what is watched beside the replay (a candidate's GPUs, its container) once the run directory exists; the function it
@@ -223,13 +225,13 @@ func (j *Job) Run(ctx context.Context, live *Live) (formats.Manifest, error) {
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var wg sync.WaitGroup
-	var ws WatchStats
+	var ws promtext.WatchStats
 	var watchErr, clientErr error
 	if every := j.o.Scrape; every >= 0 {
 		if every == 0 {
 			every = 500 * time.Millisecond
 		}
-		wg.Go(func() { ws, watchErr = j.client.WatchServers(watching, every, w.WriteServer) })
+		wg.Go(func() { ws, watchErr = j.client.WatchServers(watching, every, j.o.Metrics, w.WriteServer) })
 	}
 	wg.Go(func() { clientErr = watchClient(watching, live, w.WriteClient) })
 	stats, err := Replay(ctx, j.o.Selection.Apply(FromTrace(j.o.Trace), j.Plan.Speed), j.prompts, j.client, w, Options{
@@ -290,7 +292,7 @@ func (j *Job) environment() map[string]any {
 }
 
 // finish fills the manifest with what happened.
-func (j *Job) finish(m *formats.Manifest, s Stats, ws WatchStats) {
+func (j *Job) finish(m *formats.Manifest, s Stats, ws promtext.WatchStats) {
 	m.StartUnixNS, m.EndUnixNS = s.Start.UnixNano(), s.End.UnixNano()
 	m.Requests, m.Errors, m.Dropped = s.Requests, s.Errors, s.Dropped
 	m.Interrupted = s.Interrupted
@@ -323,6 +325,12 @@ func (j *Job) finish(m *formats.Manifest, s Stats, ws WatchStats) {
 		warn("the server offers no metrics: %s", ws.LastError)
 	} else if ws.Failed > 0 {
 		warn("%d of %d scrapes of the server's metrics failed: %s", ws.Failed, ws.Scrapes, ws.LastError)
+	}
+	if ws.Failed < ws.Scrapes && !slices.ContainsFunc(ws.Dialects, func(d string) bool { return d != "" }) {
+		warn("the server's metrics say nothing of its cache and its queue")
+	}
+	if ws.Resets > 0 {
+		warn("%d counters of the server started anew during the run: it was restarted", ws.Resets)
 	}
 	switch m.PrefixReset {
 	case "unsupported":

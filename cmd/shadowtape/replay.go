@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/internal/term"
 	"github.com/shadowtape/shadowtape/replayer"
 )
@@ -28,7 +30,7 @@ const longRun = time.Hour
 type replayFlags struct {
 	out, model, endpoint, dialect, label, keyEnv string
 	outputs, sampling, clock                     string
-	targets, headers                             []string
+	targets, headers, metrics, gpuMetrics        []string
 	window, spread, tenant, onlyModel            string
 	thin                                         []string
 	speed, rate                                  float64
@@ -95,9 +97,11 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.clock, "clock", "kernel", "kernel: time answers by the kernel's stamps where it gives them; user: when they were read")
 	f.BoolVar(&o.keepCache, "keep-cache", false, "do not empty the server's prefix cache first")
 	f.DurationVar(&o.scrape, "scrape", 500*time.Millisecond, "time between scrapes of the server's metrics; negative: none")
+	f.StringArrayVar(&o.metrics, "metrics", nil, "`URL` of a further metrics page to watch, such as an engine's behind a router")
+	f.StringArrayVar(&o.gpuMetrics, "gpu-metrics", nil, "`URL` of a GPU exporter's page (DCGM) to watch")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although the run is invalid")
 	groupFlags(c,
-		flagGroup{"Target", []string{"target", "model", "header", "api-key-env", "dialect", "request-timeout", "scrape", "keep-cache", "clock"}},
+		flagGroup{"Target", []string{"target", "model", "header", "api-key-env", "dialect", "request-timeout", "keep-cache", "clock", "scrape", "metrics", "gpu-metrics"}},
 		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
 		flagGroup{"Requests", []string{"seed", "endpoint", "output-lengths", "sampling"}},
 		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid"}},
@@ -197,6 +201,13 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 		jo.Greedy = true
 	default:
 		bad("--sampling is recorded or greedy, not %q", o.sampling)
+	}
+	for _, u := range append(slices.Clone(o.metrics), o.gpuMetrics...) {
+		if p, err := url.Parse(u); err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {
+			bad("%q is no http or https URL of a metrics page", u)
+			continue
+		}
+		jo.Metrics = append(jo.Metrics, promtext.Endpoint{Target: u, URL: u})
 	}
 	switch o.clock {
 	case "kernel":
