@@ -423,3 +423,50 @@ func TestSnapLength(t *testing.T) {
 		t.Errorf("%+v %+v", st, got)
 	}
 }
+
+// TestOffload records packets as segmentation and receive offload make them: up to and beyond 64 KiB, with the IP length that does not fit.
+func TestOffload(t *testing.T) {
+	frames := stripOptions(readFrames(t, "testdata/openai_stream_usage.pcap"))
+	clean, _ := recordFrames(t, frames)
+	for _, group := range []int{2, 50, 400} {
+		var out []frame
+		var big *frame
+		n := 0
+		flush := func() {
+			if big != nil {
+				if len(big.data)-14 > 0xffff {
+					binary.BigEndian.PutUint16(big.data[16:], 0)
+				}
+				out = append(out, *big)
+				big, n = nil, 0
+			}
+		}
+		for _, f := range frames {
+			fromServer := binary.BigEndian.Uint16(f.data[34:]) == 8000
+			switch {
+			case fromServer && len(payloadOf(f)) > 0 && f.data[47]&(tcpSYN|tcpFIN) == 0:
+				if big == nil {
+					big = &frame{f.at, slices.Clone(f.data)}
+				} else {
+					*big = join(*big, f)
+				}
+				if n++; n == group {
+					flush()
+				}
+			case !fromServer && big != nil && len(payloadOf(f)) == 0 && f.data[47]&tcpFIN == 0: // an acknowledgement that the receiver did not send
+			default:
+				flush()
+				out = append(out, f)
+			}
+		}
+		got, st := recordFrames(t, out)
+		if len(got) != 1 {
+			t.Fatalf("%d in one: %d rows, %+v", group, len(got), st)
+		}
+		x, want := got[0], clean[0]
+		if flaggedRow(x) || x.OutputTokens != want.OutputTokens || len(x.EventGapUS) != 512 || x.FinishReason != want.FinishReason || x.ResponseBytes != want.ResponseBytes ||
+			flags(x, formats.FlagCoalesced) < 512-512/group-5 {
+			t.Errorf("%d in one: %d events, %d coalesced, %+v", group, len(x.EventGapUS), flags(x, formats.FlagCoalesced), st)
+		}
+	}
+}
