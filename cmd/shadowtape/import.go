@@ -104,11 +104,15 @@ Formats:
 	f.IntVar(&o.BlockSize, "block-size", 0, "tokens of a prefix block (default: found from the rows)")
 	f.StringVar(&o.LogFormat, "log-format", "", "format line of an access log, as in the server's configuration (default: the server's own)")
 	f.DurationVar(&o.SessionGap, "session-gap", 0, "time between the beginnings of sessions that each have a clock of their own")
+	f.DurationVar(&o.From, "from", 0, "where the expansion of a pool of clients begins")
+	f.DurationVar(&o.Duration, "duration", 0, "how long it lasts (default 1h)")
+	f.Uint64Var(&o.Seed, "seed", 0, "seed of its chance")
 	f.StringVar(&o.Licence, "licence", "", "licence of the data (default: that of the published files)")
 	f.StringVar(&keyFile, "key-file", "", "file with the key of the hashes of identifiers (default: a key drawn and thrown away)")
 	f.BoolVar(&asJSON, "json", false, "print one JSON document")
 	groupFlags(c,
 		flagGroup{"Reading", []string{"block-size", "log-format", "session-gap", "strict"}},
+		flagGroup{"Pools of clients", []string{"from", "duration", "seed"}},
 		flagGroup{"Privacy", []string{"key-file"}},
 		flagGroup{"Result", []string{"output", "force", "licence", "json"}},
 	)

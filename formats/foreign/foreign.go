@@ -28,6 +28,7 @@ type Format struct {
 	Licence string // of the published files; "" where there are none
 	detect  func(head []byte) bool
 	open    func(*input) (formats.Decoder, error)
+	pool    func([]*input) (formats.Decoder, error) // instead of open, where the files only make sense together
 }
 
 // Formats are the formats that can be imported, in the order in which they are tried on unknown content.
@@ -82,8 +83,11 @@ type Options struct {
 	BlockSize int    // tokens of a prefix block where the file does not say; 0 finds it from the rows
 	Licence   string // "" takes the published files'
 	LogFormat string // the access log's format line, for nginx and envoy; "" is their own default
-	Seed      uint64 // for formats that must be expanded by chance
+	Seed      uint64 // for formats that are expanded by chance
 	HashKey   []byte // for keyed hashes of identifiers; nil draws one and forgets it
+
+	// From and Duration are the part that is expanded of a format that describes more than it lists; a Duration of 0 is an hour.
+	From, Duration time.Duration
 
 	// SessionGap is how far apart the sessions begin where each file is one session with a clock of its own.
 	SessionGap time.Duration
@@ -95,8 +99,13 @@ func (o Options) Validate() error {
 	if o.BlockSize < 0 {
 		errs = append(errs, fmt.Errorf("block size %d: below 0", o.BlockSize))
 	}
-	if o.SessionGap < 0 {
-		errs = append(errs, fmt.Errorf("session gap %v: below 0", o.SessionGap))
+	for _, d := range []struct {
+		name string
+		d    time.Duration
+	}{{"session gap", o.SessionGap}, {"start", o.From}, {"duration", o.Duration}} {
+		if d.d < 0 {
+			errs = append(errs, fmt.Errorf("%s %v: below 0", d.name, d.d))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -134,7 +143,9 @@ func Import(ctx context.Context, f Format, sources []Source, where string, h for
 func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Report, o Options) error {
 	all := sha256.New()
 	hash := newHasher(o.HashKey)
+	sums := map[string]any{}
 	var names []string
+	var pooled []*input
 	for i, src := range sources {
 		one := sha256.New()
 		raw := io.TeeReader(src.R, io.MultiWriter(all, one))
@@ -143,14 +154,16 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 			return fmt.Errorf("import %s: %w", src.Name, err)
 		}
 		in := &input{name: src.Name, r: bufio.NewReaderSize(plain, 1<<20), header: s.header(), notes: r.Notes, hash: hash, o: o, part: i, rows: s.rows}
-		if f.open == nil {
+		if f.open == nil && f.pool == nil {
 			if f, err = guess(in.peek()); err != nil {
 				return fmt.Errorf("import %s: %w", src.Name, err)
 			}
 		}
-		err = importOne(ctx, f, in, s, r)
-		for _, c := range in.closers {
-			err = errors.Join(err, c.Close())
+		if err = f.check(in); err == nil && f.pool != nil {
+			in.r, err = whole(in)
+			pooled = append(pooled, in)
+		} else if err == nil {
+			err = importOne(ctx, f, in, s, r)
 		}
 		if err != nil {
 			return fmt.Errorf("import %s: %w", src.Name, err)
@@ -159,14 +172,24 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 			return fmt.Errorf("import %s: %w", src.Name, err)
 		}
 		names = append(names, src.Name)
-		if len(sources) > 1 {
-			if s.header().Extra == nil {
-				s.header().Extra = map[string]any{}
-			}
-			s.header().Extra["sha256:"+src.Name] = hex.EncodeToString(one.Sum(nil))
+		sums["sha256:"+src.Name] = hex.EncodeToString(one.Sum(nil))
+	}
+	if len(pooled) > 0 {
+		next, err := f.pool(pooled)
+		if err == nil {
+			err = decodeAll(ctx, next, pooled[0], s, r)
+		}
+		if err != nil {
+			return fmt.Errorf("import: %w", err)
 		}
 	}
 	h := s.header()
+	if len(sources) > 1 {
+		if h.Extra == nil {
+			h.Extra = map[string]any{}
+		}
+		maps.Copy(h.Extra, sums)
+	}
 	h.SourceKind, h.Licence = "import:"+f.Name, f.Licence
 	if o.Licence != "" {
 		h.Licence = o.Licence
@@ -176,6 +199,24 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 	}
 	h.Source, h.SourceSHA256 = strings.Join(names, ","), hex.EncodeToString(all.Sum(nil))
 	return nil
+}
+
+// whole reads a file into memory.
+func whole(in *input) (*bufio.Reader, error) {
+	b, err := readWhole(in)
+	return bufio.NewReader(bytes.NewReader(b)), err
+}
+
+// check refuses content that does not look like the format.
+func (f Format) check(in *input) error {
+	head := in.peek()
+	if f.detect(head) || in.o.LogFormat != "" {
+		return nil
+	}
+	if other, err := guess(head); err == nil {
+		return fmt.Errorf("this is no %s: it looks like %s", f.Name, other.Name)
+	}
+	return fmt.Errorf("this is no %s: it has none of its fields (%s)", f.Name, f.Fields)
 }
 
 // guess finds the format that some content looks like.
@@ -188,17 +229,20 @@ func guess(head []byte) (Format, error) {
 	return Format{}, errors.New("it looks like no format that is known here")
 }
 
+// importOne reads one file.
 func importOne(ctx context.Context, f Format, in *input, s *sorter, r *Report) error {
-	if head := in.peek(); !f.detect(head) && in.o.LogFormat == "" {
-		if other, err := guess(head); err == nil {
-			return fmt.Errorf("this is no %s: it looks like %s", f.Name, other.Name)
-		}
-		return fmt.Errorf("this is no %s: it has none of its fields (%s)", f.Name, f.Fields)
-	}
 	next, err := f.open(in)
-	if err != nil {
-		return err
+	if err == nil {
+		err = decodeAll(ctx, next, in, s, r)
 	}
+	for _, c := range in.closers {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+// decodeAll reads a decoder to its end.
+func decodeAll(ctx context.Context, next formats.Decoder, in *input, s *sorter, r *Report) error {
 	for n := 0; ; n++ {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return ctx.Err()

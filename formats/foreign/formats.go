@@ -89,6 +89,13 @@ var importers = []Format{
 		open:    weka,
 	},
 	{
+		Name: "servegen", Summary: "ServeGen client pools, expanded to requests (CSV and JSON, two files a client)",
+		Fields:  "chunk-N-trace.csv: windows, rates, distributions; chunk-N-dataset.json: lengths. --seed, --from, --duration (default 1h)",
+		Licence: "Apache-2.0",
+		detect:  looksLikeServeGen,
+		pool:    serveGen,
+	},
+	{
 		Name: "dynamo", Summary: "NVIDIA Dynamo request traces (JSON lines)",
 		Fields: "request_end events: request_received_ms, input_tokens, output_tokens, ttft_ms, total_time_ms, replay hashes, session",
 		detect: looksLikeDynamo,

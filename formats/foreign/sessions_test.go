@@ -161,7 +161,7 @@ func FuzzImport(f *testing.F) {
 	f.Add("traceid,starttime\n\"a\n\"\"b\",1715299205123\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, format := range importers {
-			next, err := format.open(newInput(text))
+			next, err := openAny(format, newInput(text))
 			if err != nil {
 				continue
 			}
@@ -177,4 +177,11 @@ func FuzzImport(f *testing.F) {
 			}
 		}
 	})
+}
+
+func openAny(f Format, in *input) (formats.Decoder, error) {
+	if f.pool != nil {
+		return f.pool([]*input{in})
+	}
+	return f.open(in)
 }
