@@ -197,7 +197,7 @@ func (m *Model) fitWindows(samples []sample, names []string, o FitOptions) error
 		rounds = max(span/cycle, 1)
 	}
 	client := busiest(samples, names, o.Tenants)
-	count := int(math.Ceil(m.Seconds / width))
+	count := max(int(m.Seconds/width+0.9), 1) // the last window takes up to a tenth of another
 	for i, name := range client.names {
 		windows := make([]window, count)
 		for _, s := range samples {
@@ -212,7 +212,11 @@ func (m *Model) fitWindows(samples []sample, names []string, o FitOptions) error
 		c := Client{Tenant: name}
 		for k := range windows {
 			start := float64(k) * width
-			f, err := windows[k].fit(start, min(width, m.Seconds-start), rounds, o.Family)
+			end := start + width
+			if k == count-1 {
+				end = m.Seconds
+			}
+			f, err := windows[k].fit(start, end-start, rounds, o.Family)
 			if err != nil {
 				return err
 			}

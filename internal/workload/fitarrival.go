@@ -15,14 +15,23 @@ const minGaps = 20
 
 // FitArrival chooses among poisson, gamma, weibull and mmpp the family that explains gaps best: the one with the least Bayesian
 // information criterion, k ln n - 2 ln L, each at its most likely parameters. The gaps are those between the arrivals of one stretch of
-// time, in seconds and in order. Few gaps are called poisson. Gaps of 0 are taken as a microsecond.
+// time, in seconds and in order. Few gaps are called poisson. Gaps of 0 are taken as half the smallest other: the clock's resolution.
 func FitArrival(gaps []float64) Arrival {
 	gaps = gaps[:min(len(gaps), maxGaps)]
 	n := float64(len(gaps))
 	sum, logs, squares := 0.0, 0.0, 0.0
 	g := make([]float64, len(gaps))
+	smallest := math.Inf(1)
+	for _, x := range gaps {
+		if x > 0 {
+			smallest = min(smallest, x)
+		}
+	}
+	if math.IsInf(smallest, 1) {
+		smallest = 1e-6
+	}
 	for i, x := range gaps {
-		g[i] = max(x, 1e-6)
+		g[i] = max(x, smallest/2)
 		sum += g[i]
 		logs += math.Log(g[i])
 		squares += g[i] * g[i]

@@ -146,13 +146,16 @@ func (f *threadFit) done() *Threads {
 		if t.Shared[i] == nil {
 			t.Shared[i] = []float64{}
 		}
+		if i > 0 && total[i] == 0 { // equal lengths fill no part between them
+			t.Continue[i], t.Shared[i] = t.Continue[i-1], t.Shared[i-1]
+		}
 	}
 	sort.Float64s(t.Lag)
 	t.Lag = points(t.Lag, lagPoints)
 	t.Fanout = significant(max(continued/max(float64(len(parents)), 1), 1), 6)
 	for first, blocks := range roots {
-		if blocks > 0 && threads > 0 {
-			t.Roots = append(t.Roots, Root{Share: significant(begun[first]/threads, 6), Blocks: blocks})
+		if share := begun[first] / max(threads, 1); blocks > 0 && share >= rootShare {
+			t.Roots = append(t.Roots, Root{Share: significant(share, 6), Blocks: blocks})
 		}
 	}
 	slices.SortFunc(t.Roots, func(a, b Root) int { return cmp.Or(cmp.Compare(b.Share, a.Share), cmp.Compare(b.Blocks, a.Blocks)) })
