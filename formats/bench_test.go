@@ -31,9 +31,9 @@ func recorded(r *rand.Rand, i int, at int64, x *Exchange) {
 	}
 }
 
-func write(tb testing.TB, where string, n int, make func(r *rand.Rand, i int, at int64, x *Exchange)) {
+func write(tb testing.TB, where string, n int, o SegmentOptions, make func(r *rand.Rand, i int, at int64, x *Exchange)) {
 	r := rand.New(rand.NewPCG(3, 4))
-	w, err := Create(where, Header{}, SegmentOptions{})
+	w, err := Create(where, Header{}, o)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -69,8 +69,13 @@ func size(tb testing.TB, dir string) (n int64) {
 func BenchmarkWriteRecording(b *testing.B) {
 	dir := filepath.Join(b.TempDir(), "t")
 	b.ReportAllocs()
-	write(b, dir, b.N, recorded)
+	write(b, dir, b.N, SegmentOptions{}, recorded)
 	b.ReportMetric(float64(size(b, dir))/float64(b.N), "disk-B/row")
+}
+
+func BenchmarkWriteJournaled(b *testing.B) {
+	b.ReportAllocs()
+	write(b, filepath.Join(b.TempDir(), "t"), b.N, SegmentOptions{Journal: true}, recorded)
 }
 
 func BenchmarkScanThree(b *testing.B) { benchmarkScan(b, ColArrival, ColInputTokens, ColOutputTokens) }
@@ -116,7 +121,7 @@ func BenchmarkAll(b *testing.B) {
 
 func recording(b *testing.B) *Trace {
 	dir := filepath.Join(b.TempDir(), "t")
-	write(b, dir, 300_000, recorded)
+	write(b, dir, 300_000, SegmentOptions{}, recorded)
 	t, err := Open(dir)
 	if err != nil {
 		b.Fatal(err)

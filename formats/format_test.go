@@ -89,7 +89,7 @@ func TestSize(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			const rows = 50_000
 			dir := filepath.Join(t.TempDir(), "t")
-			write(t, dir, rows, c.make)
+			write(t, dir, rows, SegmentOptions{}, c.make)
 			per := float64(size(t, dir)) / rows
 			t.Logf("%.2f bytes an exchange", per)
 			if per >= c.limit {
