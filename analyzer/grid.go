@@ -1,7 +1,6 @@
 package analyzer
 
 import (
-	"math"
 	"slices"
 
 	"github.com/shadowtape/shadowtape/internal/stats"
@@ -98,9 +97,10 @@ func shrink(cells []float64, n int) []float64 {
 	return out
 }
 
-func finite(v float64) float64 {
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return 0
+// spread deals a total out evenly from a to b, as a rate per second; where they are one moment it falls into one cell.
+func (g *grid) spread(a, b int64, total float64) {
+	if least := int64(g.width) + 1; b-a < least {
+		a = b - least
 	}
-	return v
+	g.add(a, b, total/(float64(b-a)/1e9))
 }

@@ -29,7 +29,7 @@ type Pages struct {
 	Modelled        int64               `json:"modelled"`     // exchanges
 	LeftOut         int64               `json:"left_out"`     // exchanges that say too little
 
-	high, low, fill []float64 // cells, for charts
+	high, low, tokens, slots []float64 // cells, for charts
 }
 
 // CachePoint is one capacity of the miss-ratio curve.
@@ -139,17 +139,12 @@ func (l *load) pages(blockSize int) (p Pages) {
 		return p
 	}
 	high, low := l.occupancy(blockSize, false), l.occupancy(blockSize, true)
-	p.high, p.low, p.fill = high.physical.cells(), low.physical.cells(), nil
+	p.high, p.low = high.physical.cells(), low.physical.cells()
 	p.InUse = Band{levelOf(p.low), levelOf(p.high)}
 	p.PeakDemand = p.InUse.High.Peak
-	logical, tokens := high.logical.cells(), high.tokens.cells()
-	p.Fill = ratioOf(tokens, scaled(logical, float64(blockSize)))
-	p.fill = make([]float64, len(tokens))
-	for i := range tokens {
-		if logical[i] > 0 {
-			p.fill[i] = tokens[i] / (logical[i] * float64(blockSize))
-		}
-	}
+	logical := high.logical.cells()
+	p.tokens, p.slots = high.tokens.cells(), scaled(logical, float64(blockSize))
+	p.Fill = ratioOf(p.tokens, p.slots)
 	if l.known {
 		p.Sharing = ratioOf(logical, p.high)
 	}

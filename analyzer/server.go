@@ -68,6 +68,16 @@ var serverSeries = map[string]quantity{
 // computedBySource is labelled by where a prompt's tokens came from; only those that were computed count.
 const computedBySource = "vllm:prompt_tokens_by_source"
 
+// quantityOf says what a sample means to us; noQuantity where it means nothing.
+func quantityOf(s formats.ServerSample) quantity {
+	name := strings.Replace(s.Series, "_total", "", 1)
+	q := serverSeries[name]
+	if math.IsNaN(s.Value) || name == computedBySource && !strings.Contains(s.Labels, `source="local_compute"`) {
+		return noQuantity
+	}
+	return q
+}
+
 // series is one engine's one series over the window.
 type series struct {
 	quantity   quantity
@@ -90,12 +100,8 @@ func readServer(r *Run, from, to int64) (Server, error) {
 		if err != nil {
 			return s, r.readError(err)
 		}
-		name := strings.Replace(sample.Series, "_total", "", 1)
-		q := serverSeries[name]
-		if q == noQuantity || math.IsNaN(sample.Value) {
-			continue
-		}
-		if name == computedBySource && !strings.Contains(sample.Labels, `source="local_compute"`) {
+		q := quantityOf(sample)
+		if q == noQuantity {
 			continue
 		}
 		key := sample.Target + "\x00" + sample.Series + "\x00" + sample.Labels

@@ -5,17 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shadowtape/shadowtape/analyzer"
+	"github.com/shadowtape/shadowtape/analyzer/report"
 )
 
 func analyzeCommand(a *app) *cobra.Command {
 	var o struct {
 		json, allowInvalid bool
+		html               string
+		force              bool
 		slo, by            string
 		from, to           time.Duration
 		attain             float64
@@ -31,6 +36,7 @@ request rates it also says what load the service carries.
 Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it).`,
 		Example: `  shadowtape analyze run1
   shadowtape analyze run1 --by model --slo ttft=500ms,tpot=50ms
+  shadowtape analyze production replay fixed --html report.html
   shadowtape analyze run1 run2 --json | jq '.runs[].metrics.ttft.p99'`,
 		Args: minArgs("RUN…"),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -46,17 +52,40 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 				return usageError(fmt.Errorf("--attain %v is no share of requests in percent", o.attain), "--attain 99")
 			}
 			doc := analyzer.Document{Schema: 1}
-			valid := true
-			for _, name := range args {
-				s, err := summarize(name, opts)
-				if err != nil {
+			runs, done, err := openRuns(args)
+			if err != nil {
+				return err
+			}
+			defer done()
+			var page report.Report
+			if o.html != "" {
+				if page, err = report.Read(runs, opts); err != nil {
 					return err
 				}
+				for _, r := range page.Runs {
+					doc.Runs = append(doc.Runs, r.Summary)
+				}
+			} else {
+				for _, r := range runs {
+					s, err := analyzer.Summarize(r, opts)
+					if err != nil {
+						return err
+					}
+					doc.Runs = append(doc.Runs, s)
+				}
+			}
+			valid := true
+			for _, s := range doc.Runs {
 				valid = valid && s.Valid
-				doc.Runs = append(doc.Runs, s)
 			}
 			if len(slo) > 0 && len(doc.Runs) > 1 {
 				doc.Capacity = analyzer.CapacityOf(doc.Runs, o.attain/100)
+			}
+			if o.html != "" {
+				page.Capacity, page.Version = doc.Capacity, version
+				if err := writeNew(o.html, o.force, page.HTML); err != nil {
+					return err
+				}
 			}
 			if o.json {
 				err = printJSON(a.out, doc)
@@ -74,6 +103,8 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 	}
 	f := c.Flags()
 	f.BoolVar(&o.json, "json", false, "print one JSON document (docs/CLI_JSON.md)")
+	f.StringVar(&o.html, "html", "", "write a report of all runs to this file: one page that opens offline")
+	f.BoolVar(&o.force, "force", false, "replace a report that is there")
 	f.StringVar(&o.slo, "slo", "", "limits for goodput and attainment, such as ttft=500ms,tpot=50ms")
 	f.Float64Var(&o.attain, "attain", 99, "share of requests, in percent, that must meet the limits for a load to count as carried")
 	f.StringVar(&o.by, "by", "", "figures for each value of a column: "+strings.Join(analyzer.Breakdowns(), ", "))
@@ -85,13 +116,41 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 	return c
 }
 
-func summarize(name string, o analyzer.Options) (s analyzer.Summary, err error) {
-	r, err := analyzer.OpenRun(name)
-	if err != nil {
-		return s, err
+// openRuns opens runs or traces; done closes them.
+func openRuns(names []string) (runs []*analyzer.Run, done func(), err error) {
+	done = func() {
+		for _, r := range runs {
+			_ = r.Close() // only read
+		}
 	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	return analyzer.Summarize(r, o)
+	for _, name := range names {
+		r, err := analyzer.OpenRun(name)
+		if err != nil {
+			done()
+			return nil, nil, err
+		}
+		runs = append(runs, r)
+	}
+	return runs, done, nil
+}
+
+// writeNew writes a file that must not exist, unless force says so; what was there stays until the new one is whole.
+func writeNew(path string, force bool, write func(io.Writer) error) (err error) {
+	if _, err := os.Lstat(path); err == nil && !force {
+		return withHint(fmt.Errorf("write %s: it exists", path), "--force replaces it")
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".shadowtape-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	err = errors.Join(write(f), f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(f.Name())))
+	}
+	return nil
 }
 
 // printJSON writes one indented document.

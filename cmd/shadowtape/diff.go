@@ -7,11 +7,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shadowtape/shadowtape/analyzer"
+	"github.com/shadowtape/shadowtape/analyzer/report"
 )
 
 func diffCommand(a *app) *cobra.Command {
 	var o struct {
 		json, allowInvalid, singleRun bool
+		html                          string
+		force                         bool
 		slo                           string
 		minEffect, minTail            float64
 		seed                          int64
@@ -65,9 +68,27 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 			if err := opts.Validate(); err != nil {
 				return usageError(err, c.CommandPath()+" --help")
 			}
-			d, err := compare(args[0], args[1], opts)
+			runs, done, err := openRuns(args)
 			if err != nil {
 				return err
+			}
+			defer done()
+			d, err := analyzer.Compare(runs[:1], runs[1:], opts)
+			if errors.Is(err, analyzer.ErrIncomparable) {
+				err = withHint(err, fmt.Sprintf("replay one trace against both, or compare %s with its own replay", args[0]))
+			}
+			if err != nil {
+				return err
+			}
+			if o.html != "" {
+				page, err := report.Read(runs, analyzer.Options{SLO: slo})
+				if err != nil {
+					return err
+				}
+				page.Diff, page.Version = &d, version
+				if err := writeNew(o.html, o.force, page.HTML); err != nil {
+					return err
+				}
 			}
 			if o.json {
 				err = printJSON(a.out, d)
@@ -86,6 +107,8 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 	f.StringArrayVar(&o.candidate, "candidate", nil, "runs of the candidate, in the order of their pairs")
 	f.StringVar(&o.baseline, "baseline", "", "file of baseline save in place of base runs")
 	o.judge.add(f)
+	f.StringVar(&o.html, "html", "", "write a report of both runs to this file: one page that opens offline")
+	f.BoolVar(&o.force, "force", false, "replace a report that is there")
 	f.StringVar(&o.slo, "slo", "", "limits to compare attainment of, such as ttft=500ms,tpot=50ms")
 	f.Float64Var(&o.minEffect, "min-effect", 5, "smallest change of a typical request that matters, in percent")
 	f.Float64Var(&o.minTail, "min-tail", 10, "smallest change of slow requests and percentiles that matters, in percent")
@@ -99,24 +122,6 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 		flagGroup{"Result", judgeWhere},
 	)
 	return c
-}
-
-func compare(base, candidate string, o analyzer.CompareOptions) (d analyzer.Diff, err error) {
-	b, err := analyzer.OpenRun(base)
-	if err != nil {
-		return d, err
-	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	c, err := analyzer.OpenRun(candidate)
-	if err != nil {
-		return d, err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	d, err = analyzer.Compare([]*analyzer.Run{b}, []*analyzer.Run{c}, o)
-	if errors.Is(err, analyzer.ErrIncomparable) {
-		err = withHint(err, fmt.Sprintf("replay one trace against both, or compare %s with its own replay", base))
-	}
-	return d, err
 }
 
 // diffExit is the exit code of a comparison of one run a side.

@@ -1,0 +1,465 @@
+package analyzer
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
+)
+
+// ChartBins is how many intervals of time a chart has, however long the run.
+const ChartBins = 400
+
+// Points are a chart's values; NaN is a gap. In JSON they have four digits.
+type Points []float64
+
+// MarshalJSON writes null for a gap.
+func (p Points) MarshalJSON() ([]byte, error) {
+	b := []byte{'['}
+	for i, v := range p {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			b = append(b, "null"...)
+		} else {
+			b = strconv.AppendFloat(b, v, 'g', 4, 64)
+		}
+	}
+	return append(b, ']'), nil
+}
+
+// Slow is one of a run's slowest requests.
+type Slow struct {
+	ExchangeID   int64   `json:"exchange_id"`
+	AtS          float64 `json:"at_s"` // scheduled, after the first
+	InputTokens  int64   `json:"input_tokens"`
+	OutputTokens int64   `json:"output_tokens"`
+	TTFT         Null    `json:"ttft_ms"`
+	TPOT         Null    `json:"tpot_ms"`
+	E2EL         Null    `json:"e2el_ms"`
+	SendLag      Null    `json:"send_lag_ms"`
+	End          string  `json:"end"`
+	Model        string  `json:"model"`
+}
+
+// Interference is what prefill did to the streams that were running, and what queue and pages did to the first token. Correlations are
+// Spearman's, over the intervals of the charts.
+type Interference struct {
+	ITLDecodeOnly  Null   `json:"itl_decode_only_ms"` // mean gap per token while no prefill ran
+	ITLMixed       Null   `json:"itl_mixed_ms"`       // and while one did
+	Slowdown       Null   `json:"slowdown"`           // mixed ÷ decode only
+	DecodeOnlyN    uint64 `json:"decode_only_n"`
+	MixedN         uint64 `json:"mixed_n"`
+	ITLPrefill     Null   `json:"itl_prefill_correlation"` // of the mean gap with the prefill tokens a second
+	TTFTInFlight   Null   `json:"ttft_in_flight_correlation"`
+	TTFTPagesInUse Null   `json:"ttft_pages_correlation"`
+}
+
+// Charts are a run over time and as distributions, in a size that does not depend on the run: for reports.
+type Charts struct {
+	FromUnixNS   int64             `json:"from_unix_ns"`
+	StepS        float64           `json:"step_s"`
+	Time         map[string]Points `json:"time"`  // by name; ChartBins values each
+	Share        Points            `json:"share"` // the shares at which distributions are given, 0 to 1
+	Quantiles    map[string]Points `json:"quantiles"`
+	Slowest      []Slow            `json:"slowest"` // by end-to-end latency, then time to first token
+	Interference Interference      `json:"interference"`
+}
+
+// chartShares are dense in the tail.
+func chartShares() Points {
+	var p Points
+	for i := range 100 {
+		p = append(p, float64(i)/100)
+	}
+	for i := range 91 {
+		p = append(p, 0.99+float64(i)/1e4)
+	}
+	return append(p, 0.9999, 1)
+}
+
+// binned collects what is charted, by interval.
+type binned struct {
+	from, step float64 // ns
+	arrivals   []float64
+	failures   []float64
+	latency    [4][]stats.Sample // ttft, tpot, itl, e2el
+	whole      [4]stats.Sample
+	lag        []float64
+	slow       []Slow
+	prefilling []float64 // share of a model cell in prefill; nil where unknown
+	cell       float64
+	itl        [2]stats.Moments // decode only, mixed
+}
+
+var chartLatencies = [4]string{"ttft", "tpot", "itl", "e2el"}
+
+const slowest = 20
+
+// Chart reads a run again for its charts. s is its summary.
+func Chart(r *Run, s *Summary) (*Charts, error) {
+	w := &s.Window
+	c := &Charts{FromUnixNS: w.FromUnixNS, StepS: w.Seconds / ChartBins, Time: map[string]Points{}, Share: chartShares(), Quantiles: map[string]Points{}}
+	if w.Seconds <= 0 {
+		return c, nil
+	}
+	var prefilling []float64
+	if s.Mix != nil && s.Mix.late.charts[0] != nil {
+		prefilling = s.Mix.late.charts[statePrefill].cells()
+		for i, v := range s.Mix.late.charts[stateMixed].cells() {
+			prefilling[i] += v
+		}
+	}
+	parts := make([]*binned, workers())
+	columns := append(append([]formats.Column{formats.ColExchangeID, formats.ColRequestModel}, metricColumns...), gapColumns...)
+	err := r.each(columns, len(parts), func(i int) func(*formats.Exchange) {
+		b := newBinned(w, prefilling)
+		parts[i] = b
+		return b.add
+	})
+	if err != nil {
+		return nil, err
+	}
+	b := parts[0]
+	if b == nil {
+		return c, nil
+	}
+	for _, o := range parts[1:] {
+		if o != nil {
+			b.merge(o)
+		}
+	}
+	b.fill(c)
+	if err := chartModels(r, s, c); err != nil {
+		return nil, err
+	}
+	if err := chartServer(r, w, c); err != nil {
+		return nil, err
+	}
+	if err := chartClient(r, w, c); err != nil {
+		return nil, err
+	}
+	c.Interference.correlate(c.Time)
+	return c, nil
+}
+
+func newBinned(w *Window, prefilling []float64) *binned {
+	span := float64(w.ToUnixNS - w.FromUnixNS)
+	b := &binned{from: float64(w.FromUnixNS), step: span / ChartBins, arrivals: make([]float64, ChartBins), failures: make([]float64, ChartBins), lag: make([]float64, ChartBins), prefilling: prefilling, cell: span / gridCells}
+	for i := range b.lag {
+		b.lag[i] = math.NaN()
+	}
+	for i := range b.latency {
+		b.latency[i] = make([]stats.Sample, ChartBins)
+		for k := range b.latency[i] {
+			b.latency[i][k].Limit = 1 << 12
+		}
+	}
+	return b
+}
+
+func (b *binned) bin(unixNS float64) int {
+	return min(max(int((unixNS-b.from)/b.step), 0), ChartBins-1)
+}
+
+func (b *binned) add(x *formats.Exchange) {
+	at := float64(x.ArrivalUnixNS)
+	if x.Phase == formats.PhaseWarmup || at < b.from || at > b.from+b.step*ChartBins {
+		return
+	}
+	i := b.bin(at)
+	b.arrivals[i]++
+	switch outcomeOf(x) {
+	case outcomeFailed, outcomeDropped:
+		b.failures[i]++
+	}
+	slow := Slow{ExchangeID: x.ExchangeID, AtS: (at - b.from) / 1e9, InputTokens: x.InputTokens.Or(0), OutputTokens: x.OutputTokens.Or(0), End: string(x.EndReason), Model: x.RequestModel}
+	for k, name := range chartLatencies {
+		if name == "itl" {
+			continue
+		}
+		m, _ := MetricNamed(name)
+		m.Samples(x, func(v, _ float64) {
+			b.latency[k][i].Add(v, 1)
+			b.whole[k].Add(v, 1)
+			*[]*Null{&slow.TTFT, &slow.TPOT, nil, &slow.E2EL}[k] = known(v)
+		})
+	}
+	if x.SentNS.Valid && x.Phase != formats.PhaseRecord {
+		slow.SendLag = known(float64(x.SentNS.V) / nsPerMS)
+		if lag := slow.SendLag.V; !(b.lag[i] > lag) {
+			b.lag[i] = lag
+		}
+	}
+	b.gaps(x)
+	if slow.E2EL.Valid || slow.TTFT.Valid {
+		b.keep(slow)
+	}
+}
+
+// gaps places each gap at the moment it ended.
+func (b *binned) gaps(x *formats.Exchange) {
+	if !x.FirstTokenNS.Valid {
+		return
+	}
+	at := float64(x.ArrivalUnixNS + x.FirstTokenNS.V)
+	gaps(x, func(us int64, tokens int32, use bool) {
+		at += float64(us) * 1e3
+		if !use || tokens <= 0 {
+			return
+		}
+		v := float64(us) / 1e3 / float64(tokens)
+		b.latency[2][b.bin(at)].Add(v, uint32(tokens))
+		b.whole[2].Add(v, uint32(tokens))
+		if len(b.prefilling) > 0 {
+			middle := at - float64(us)*500
+			switch p := b.prefilling[min(max(int((middle-b.from)/b.cell), 0), len(b.prefilling)-1)]; {
+			case p < 0.01:
+				b.itl[0].Add(v, float64(tokens))
+			case p > 0.5:
+				b.itl[1].Add(v, float64(tokens))
+			}
+		}
+	})
+}
+
+// keep holds the slowest requests.
+func (b *binned) keep(s Slow) {
+	order := func(a, b Slow) int {
+		return cmp.Or(cmp.Compare(b.E2EL.V, a.E2EL.V), cmp.Compare(b.TTFT.V, a.TTFT.V), cmp.Compare(a.ExchangeID, b.ExchangeID))
+	}
+	if len(b.slow) == slowest && order(b.slow[slowest-1], s) <= 0 {
+		return
+	}
+	i, _ := slices.BinarySearchFunc(b.slow, s, order)
+	b.slow = slices.Insert(b.slow, i, s)
+	b.slow = b.slow[:min(len(b.slow), slowest)]
+}
+
+func (b *binned) merge(o *binned) {
+	for i := range b.arrivals {
+		b.arrivals[i] += o.arrivals[i]
+		b.failures[i] += o.failures[i]
+		if !math.IsNaN(o.lag[i]) && !(b.lag[i] > o.lag[i]) {
+			b.lag[i] = o.lag[i]
+		}
+		for k := range b.latency {
+			b.latency[k][i].Merge(&o.latency[k][i])
+		}
+	}
+	for k := range b.whole {
+		b.whole[k].Merge(&o.whole[k])
+	}
+	for i := range b.itl {
+		b.itl[i].Merge(o.itl[i])
+	}
+	for _, s := range o.slow {
+		b.keep(s)
+	}
+}
+
+func (b *binned) fill(c *Charts) {
+	rate := func(counts []float64) Points {
+		p := make(Points, len(counts))
+		for i, n := range counts {
+			p[i] = n / (b.step / 1e9)
+		}
+		return p
+	}
+	c.Time["arrivals"], c.Time["failures"], c.Time["send_lag_max"] = rate(b.arrivals), rate(b.failures), b.lag
+	for k, name := range chartLatencies {
+		p50, p95 := make(Points, ChartBins), make(Points, ChartBins)
+		for i := range p50 {
+			p50[i], p95[i] = b.latency[k][i].Quantile(0.5), b.latency[k][i].Quantile(0.95)
+		}
+		if b.whole[k].N() == 0 {
+			continue
+		}
+		c.Time[name+"_p50"], c.Time[name+"_p95"] = p50, p95
+		q := make(Points, len(c.Share))
+		for i, p := range c.Share {
+			q[i] = b.whole[k].Quantile(p)
+		}
+		c.Quantiles[name] = q
+	}
+	c.Slowest = b.slow
+	in := &c.Interference
+	in.DecodeOnlyN, in.MixedN = uint64(b.itl[0].N()), uint64(b.itl[1].N())
+	in.ITLDecodeOnly, in.ITLMixed = known(b.itl[0].Mean()), known(b.itl[1].Mean())
+	if in.ITLDecodeOnly.V > 0 && in.ITLMixed.Valid {
+		in.Slowdown = known(in.ITLMixed.V / in.ITLDecodeOnly.V)
+	}
+}
+
+// chartModels adds in flight, token rates, pages and mix.
+func chartModels(r *Run, s *Summary, c *Charts) error {
+	if s.Mix == nil {
+		return nil
+	}
+	l, err := readLoad(r, s.Window.FromUnixNS, s.Window.ToUnixNS)
+	if err != nil {
+		return err
+	}
+	inFlight, prefill, output := newGrid(l.from, l.to), newGrid(l.from, l.to), newGrid(l.from, l.to)
+	for i := range l.requests {
+		q := &l.requests[i]
+		inFlight.add(q.sent, q.end, 1)
+		prefill.spread(q.late, q.first, float64(q.computed()))
+		output.spread(q.first, q.last, float64(q.output))
+	}
+	c.Time["in_flight"] = shrink(inFlight.cells(), ChartBins)
+	c.Time["prefill_rate"] = shrink(prefill.cells(), ChartBins)
+	c.Time["output_rate"] = shrink(output.cells(), ChartBins)
+	if p := s.Pages; p != nil && p.high != nil {
+		c.Time["pages_low"], c.Time["pages_high"], c.Time["page_fill"] = shrink(p.low, ChartBins), shrink(p.high, ChartBins), ratios(shrink(p.tokens, ChartBins), shrink(p.slots, ChartBins))
+	}
+	for i, name := range []string{"mix_idle", "mix_prefill", "mix_decode", "mix_mixed"} {
+		c.Time[name] = shrink(s.Mix.early.charts[i].cells(), ChartBins)
+	}
+	return nil
+}
+
+// ratios divides point by point; nothing by nothing is a gap.
+func ratios(a, b []float64) Points {
+	out := make(Points, len(a))
+	for i := range a {
+		if out[i] = math.NaN(); b[i] > 0 {
+			out[i] = a[i] / b[i]
+		}
+	}
+	return out
+}
+
+// chartServer adds the server's gauges.
+func chartServer(r *Run, w *Window, c *Charts) error {
+	type at struct {
+		sum float64
+		n   float64
+	}
+	levels := map[quantity][]at{}
+	for sample, err := range r.serverSamples() {
+		if err != nil {
+			return r.readError(err)
+		}
+		q := quantityOf(sample)
+		if q != kvUsage && q != requestsWaiting && q != requestsRunning || sample.UnixNS < w.FromUnixNS || sample.UnixNS > w.ToUnixNS {
+			continue
+		}
+		if levels[q] == nil {
+			levels[q] = make([]at, ChartBins)
+		}
+		i := min(int(float64(sample.UnixNS-w.FromUnixNS)/float64(w.ToUnixNS-w.FromUnixNS)*ChartBins), ChartBins-1)
+		levels[q][i].sum += sample.Value
+		levels[q][i].n++
+	}
+	for q, name := range map[quantity]string{kvUsage: "server_pages", requestsWaiting: "server_waiting", requestsRunning: "server_running"} {
+		if levels[q] == nil {
+			continue
+		}
+		p := make(Points, ChartBins)
+		for i, l := range levels[q] {
+			p[i] = l.sum / l.n
+		}
+		c.Time[name] = p
+	}
+	return nil
+}
+
+// chartClient adds the client's and the GPUs' health.
+func chartClient(r *Run, w *Window, c *Charts) error {
+	if r.trace == nil {
+		return nil
+	}
+	bin := func(unixNS int64) int {
+		if unixNS < w.FromUnixNS || unixNS > w.ToUnixNS {
+			return -1
+		}
+		return min(int(float64(unixNS-w.FromUnixNS)/float64(w.ToUnixNS-w.FromUnixNS)*ChartBins), ChartBins-1)
+	}
+	set := func(name string, i int, v float64) {
+		if c.Time[name] == nil {
+			p := make(Points, ChartBins)
+			for i := range p {
+				p[i] = math.NaN()
+			}
+			c.Time[name] = p
+		}
+		if !(c.Time[name][i] > v) {
+			c.Time[name][i] = v
+		}
+	}
+	var before formats.ClientSample
+	for s, err := range r.trace.ClientSamples() {
+		if err != nil {
+			return r.readError(err)
+		}
+		if i := bin(s.UnixNS); i >= 0 && before.UnixNS > 0 && s.UnixNS > before.UnixNS {
+			set("client_cpu", i, (s.CPUSeconds-before.CPUSeconds)/(float64(s.UnixNS-before.UnixNS)/1e9))
+			set("client_sched", i, float64(s.SchedLatencyNS)/nsPerMS)
+		}
+		before = s
+	}
+	for s, err := range r.trace.GPUSamples() {
+		if err != nil {
+			return r.readError(err)
+		}
+		i := bin(s.UnixNS)
+		if i < 0 {
+			continue
+		}
+		if s.SMUtil.Valid {
+			set("gpu_util", i, s.SMUtil.V)
+		}
+		if s.PowerMW.Valid {
+			set("gpu_power", i, float64(s.PowerMW.V)/1e3)
+		}
+		if s.SMClockMHz.Valid {
+			set("gpu_clock", i, float64(s.SMClockMHz.V))
+		}
+		if s.TemperatureC.Valid {
+			set("gpu_temperature", i, float64(s.TemperatureC.V))
+		}
+	}
+	return nil
+}
+
+// correlate fills in the correlations between charts.
+func (in *Interference) correlate(time map[string]Points) {
+	in.ITLPrefill = correlation(time["prefill_rate"], time["itl_p50"])
+	in.TTFTInFlight = correlation(time["in_flight"], time["ttft_p50"])
+	in.TTFTPagesInUse = correlation(time["pages_high"], time["ttft_p50"])
+}
+
+// correlation is Spearman's over the intervals in which both have a value; null for fewer than ten.
+func correlation(a, b Points) Null {
+	if len(a) == 0 || len(b) == 0 {
+		return Null{}
+	}
+	var x, y []float64
+	for i := range a {
+		if !math.IsNaN(a[i]) && !math.IsNaN(b[i]) {
+			x, y = append(x, a[i]), append(y, b[i])
+		}
+	}
+	if len(x) < 10 {
+		return Null{}
+	}
+	return known(stats.Spearman(ordinal(x), ordinal(y)))
+}
+
+// ordinal replaces values by their order, equal values alike.
+func ordinal(x []float64) []int32 {
+	sorted := slices.Clone(x)
+	slices.Sort(sorted)
+	sorted = slices.Compact(sorted)
+	out := make([]int32, len(x))
+	for i, v := range x {
+		k, _ := slices.BinarySearch(sorted, v)
+		out[i] = int32(k)
+	}
+	return out
+}
