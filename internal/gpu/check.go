@@ -26,6 +26,26 @@ const (
 	reasonDisplayClock = "display_clock"
 )
 
+// throttleBits names the bits of NVML's clocks event reasons, from the lowest (nvml.h, nvmlClocksEventReasons). DCGM's field holds the same.
+var throttleBits = []string{reasonIdle, reasonAppClocks, reasonPowerCap, reasonHWSlowdown, reasonSyncBoost, reasonSWThermal, reasonHWThermal, reasonPowerBrake, reasonDisplayClock}
+
+// throttleNames are the set bits' names, sorted. Unknown bits are numbers.
+func throttleNames(bits uint64) []string {
+	names := []string{}
+	for i := range 64 {
+		if bits&(1<<i) == 0 {
+			continue
+		}
+		if i < len(throttleBits) {
+			names = append(names, throttleBits[i])
+		} else {
+			names = append(names, fmt.Sprintf("bit_%d", i))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // hardwareReasons mean that the hardware protects itself.
 var hardwareReasons = []string{reasonHWSlowdown, reasonHWThermal, reasonPowerBrake}
 

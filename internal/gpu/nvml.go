@@ -348,41 +348,6 @@ func (r *nvmlReader) throttle(d nvml.Device) []string {
 	return throttleNames(bits)
 }
 
-// throttleNames are the set bits' names, sorted. Unknown bits are numbers.
-func throttleNames(bits uint64) []string {
-	names := []string{}
-	for i := range 64 {
-		bit := uint64(1) << i
-		if bits&bit == 0 {
-			continue
-		}
-		switch bit {
-		case nvml.ClocksEventReasonGpuIdle:
-			names = append(names, reasonIdle)
-		case nvml.ClocksEventReasonApplicationsClocksSetting:
-			names = append(names, reasonAppClocks)
-		case nvml.ClocksEventReasonSwPowerCap:
-			names = append(names, reasonPowerCap)
-		case nvml.ClocksThrottleReasonHwSlowdown:
-			names = append(names, reasonHWSlowdown)
-		case nvml.ClocksEventReasonSyncBoost:
-			names = append(names, reasonSyncBoost)
-		case nvml.ClocksEventReasonSwThermalSlowdown:
-			names = append(names, reasonSWThermal)
-		case nvml.ClocksThrottleReasonHwThermalSlowdown:
-			names = append(names, reasonHWThermal)
-		case nvml.ClocksThrottleReasonHwPowerBrakeSlowdown:
-			names = append(names, reasonPowerBrake)
-		case nvml.ClocksEventReasonDisplayClockSetting:
-			names = append(names, reasonDisplayClock)
-		default:
-			names = append(names, fmt.Sprintf("bit_%d", i))
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
 // processes lists who uses a GPU, by number, each once. Without one of the two main lists it is unknown.
 func (r *nvmlReader) processes(d nvml.Device) formats.Null[[]Process] {
 	compute, ret := d.GetComputeRunningProcesses()

@@ -185,6 +185,19 @@ func TestNVMLDoesNotOpen(t *testing.T) {
 	}
 }
 
+// The table of reasons is NVML's.
+func TestThrottleBits(t *testing.T) {
+	for bit, want := range map[uint64]string{
+		nvml.ClocksEventReasonGpuIdle: reasonIdle, nvml.ClocksEventReasonApplicationsClocksSetting: reasonAppClocks, nvml.ClocksEventReasonSwPowerCap: reasonPowerCap,
+		nvml.ClocksThrottleReasonHwSlowdown: reasonHWSlowdown, nvml.ClocksEventReasonSyncBoost: reasonSyncBoost, nvml.ClocksEventReasonSwThermalSlowdown: reasonSWThermal,
+		nvml.ClocksThrottleReasonHwThermalSlowdown: reasonHWThermal, nvml.ClocksThrottleReasonHwPowerBrakeSlowdown: reasonPowerBrake, nvml.ClocksEventReasonDisplayClockSetting: reasonDisplayClock,
+	} {
+		if got := throttleNames(bit); !slices.Equal(got, []string{want}) {
+			t.Errorf("bit %d is %v, want %s", bit, got, want)
+		}
+	}
+}
+
 func TestNVMLTooOld(t *testing.T) {
 	s, _ := simulated(t)
 	s.LookupSymbolFunc = func(string) error { return errTest }
