@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -231,6 +233,32 @@ func (a *app) replayDeployed(c *cobra.Command, where string, o replayFlags, run 
 			}
 		}
 	})
+}
+
+// beside is what the replayer calls around a measurement.
+type beside = func(ctx context.Context, w *formats.RunWriter) (end func(*formats.Manifest))
+
+// besideDCGM adds the telemetry of remote GPUs, from DCGM exporters, to what is watched beside a replay.
+func besideDCGM(urls []string, inner beside) beside {
+	return func(ctx context.Context, w *formats.RunWriter) func(*formats.Manifest) {
+		end := func(*formats.Manifest) {}
+		if inner != nil {
+			end = inner(ctx, w)
+		}
+		ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+		var asked, failed int
+		var err error
+		var done sync.WaitGroup
+		done.Go(func() { asked, failed, err = gpu.WatchDCGM(ctx, urls, time.Second, w.WriteGPU) })
+		return func(m *formats.Manifest) {
+			stop()
+			done.Wait()
+			if err != nil {
+				m.Warnings = append(m.Warnings, fmt.Sprintf("%d of %d readings of the GPU exporters failed: %v", failed, asked, err))
+			}
+			end(m)
+		}
+	}
 }
 
 // keepLog closes a candidate's log and moves it into the run directory where there is one; an empty one is removed.

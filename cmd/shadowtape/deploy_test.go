@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -379,5 +381,33 @@ func TestReplayDeploysContainer(t *testing.T) {
 			t.Error(err)
 		}
 		nothing()
+	}
+}
+
+// GPUs of another machine, through an exporter: gpu.parquet holds them.
+func TestReplayWatchesDCGM(t *testing.T) {
+	exporter := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintln(w, `DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-remote"} 500`)
+	}))
+	defer exporter.Close()
+	target, _ := startSim(t, "--ttft", "1ms", "--itl", "0s")
+	run := filepath.Join(t.TempDir(), "run")
+	if code, _, errs := invoke("replay", shortTrace(t), "--target", target, "-o", run, "--max-requests", "5", "--allow-invalid", "--gpu-metrics", exporter.URL); code != exitGood {
+		t.Fatal(errs)
+	}
+	tr, err := formats.Open(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	n := 0
+	for s, err := range tr.GPUSamples() {
+		if err != nil || s.UUID != "GPU-remote" || s.PowerMW != formats.Of[int64](500000) {
+			t.Fatalf("%+v %v", s, err)
+		}
+		n++
+	}
+	if n == 0 {
+		t.Error("no sample")
 	}
 }

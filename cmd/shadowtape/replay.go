@@ -124,6 +124,9 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 	if change != nil {
 		change(&jo)
 	}
+	if len(o.gpuMetrics) > 0 {
+		jo.Beside = besideDCGM(o.gpuMetrics, jo.Beside)
+	}
 	if err := jo.Validate(); err != nil {
 		return usageError(err, "shadowtape replay --help")
 	}
