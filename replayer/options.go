@@ -33,6 +33,11 @@ type Options struct {
 	AheadCount  int           // how many bodies may wait at most; 0: 4,096
 	AheadBytes  int64         // what waiting bodies may hold, unless it is one body; 0: 256 MiB
 	Cold        bool          // open a connection only when a request needs one, instead of ahead of the schedule
+	Turns       bool          // arrivals of the schedule may wait for others (ThinkTime)
+	Users       int           // not 0: a closed loop. So many users take one arrival after the other, whatever its time
+	Ramp        time.Duration // of Users: over which they begin, one after the other
+	Think       time.Duration // of Users: between an answer and the user's next request
+	End         time.Duration // of Users and Turns: nothing is sent at this time or later; 0: no end
 	NoAborts    bool          // let answers come to their end that the recorded client broke off
 	Live        *Live         // counters to watch while it runs; may be nil
 	// Sleep returns at t or soon after, and early where stop is closed. nil waits on the kernel's high-resolution timer where there is
@@ -45,7 +50,7 @@ type Options struct {
 // Validate reports every setting that cannot work.
 func (o Options) Validate() error {
 	var errs []error
-	for name, v := range map[string]int64{"max in flight": int64(o.MaxInFlight), "late after": int64(o.LateAfter), "drain": int64(o.Drain),
+	for name, v := range map[string]int64{"max in flight": int64(o.MaxInFlight), "late after": int64(o.LateAfter), "drain": int64(o.Drain), "users": int64(o.Users), "ramp": int64(o.Ramp), "think": int64(o.Think), "end": int64(o.End),
 		"builders": int64(o.Builders), "ahead": int64(o.Ahead), "ahead count": int64(o.AheadCount), "ahead bytes": o.AheadBytes} {
 		if v < 0 {
 			errs = append(errs, fmt.Errorf("%s is negative", name))
@@ -114,6 +119,7 @@ type Stats struct {
 	Late        int64
 	Retried     int64 // requests sent again because a kept connection was closed
 	Quality     Quality
+	Overlapped  int64     // turns sent while an earlier one of their session was being answered
 	ClockSteps  int64     // how often the wall clock was set during the run; reads around it are timed by the user's clock
 	Start, End  time.Time // the schedule's zero; when the last answer had ended
 	Interrupted bool      // the context was cancelled

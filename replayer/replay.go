@@ -35,8 +35,9 @@ var errDone = errors.New("the run is over")
 // job is an arrival on its way from the schedule to the connection.
 type job struct {
 	due   time.Duration
-	index int64
 	live  *Live // the counters it belongs to
+	id    loopID
+	after Arrival // its After, Think and NotBefore
 	x     *formats.Exchange
 	asked asked
 	abort abort
@@ -67,6 +68,8 @@ type replay struct {
 	inFlight sync.WaitGroup
 	out      rowQueue
 	warm     *warmer
+	turns    *turns
+	overlap  overlap
 	stats    Stats
 	statsMu  sync.Mutex
 }
@@ -84,7 +87,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	o.defaults(c)
 	r := &replay{o: o, c: c, p: p, live: o.Live, started: make(chan struct{}), order: make(chan *job, o.AheadCount), work: make(chan *job, o.AheadCount)}
 	r.freed = sync.NewCond(&r.budget)
-	r.warm = &warmer{pools: c.targets}
+	r.warm, r.turns = &warmer{pools: c.targets}, newTurns()
 	r.stats.Errors, r.stats.Dropped = map[string]int64{}, map[string]int64{}
 	parent := ctx
 	ctx, cancel := context.WithCancel(ctx)
@@ -108,7 +111,12 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	close(r.started)
 	r.live.Start.Store(r.clk.unix)
 	r.stats.Start = r.clk.start
-	interrupted := r.dispatch(ctx, first)
+	var interrupted bool
+	if o.Users > 0 {
+		interrupted = r.users(ctx, first)
+	} else {
+		interrupted = r.dispatch(ctx, first)
+	}
 	if !interrupted {
 		interrupted = r.wait(ctx)
 	}
@@ -127,6 +135,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	r.stats.End = time.Now()
 	r.stats.Requests, r.stats.Warmup = r.live.Counts(), r.warmup.Counts()
 	r.stats.Late = r.live.Late.Load()
+	r.stats.Overlapped = r.overlap.n
 	r.stats.ClockSteps = r.clk.wall.steps.Load()
 	if err != nil {
 		return r.stats, fmt.Errorf("write run: %w", err)
@@ -175,10 +184,13 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 			}
 			return
 		}
+		if r.o.Users > 0 {
+			a.At = 0 // a closed loop has no times
+		}
 		if !r.ahead(ctx, a.At, index) {
 			return
 		}
-		j := &job{due: a.At, index: index, asked: askedOf(a.Exchange), ready: make(chan struct{}), pool: r.c.targets[index%int64(len(r.c.targets))]}
+		j := &job{due: a.At, asked: askedOf(a.Exchange), ready: make(chan struct{}), pool: r.c.targets[index%int64(len(r.c.targets))]}
 		j.cost, j.live = bodyCost(a.Exchange), r.live
 		if a.Warmup {
 			j.live = &r.warmup
@@ -190,10 +202,17 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 			j.abort = abort{}
 		}
 		index++
+		if r.o.Turns {
+			j.id = loopID{a.Loop, uint64(a.Exchange.ExchangeID)}
+			r.turns.expect(j.id)
+			if a.After != 0 {
+				j.after = Arrival{After: a.After, Think: a.Think, NotBefore: a.NotBefore}
+			}
+		}
 		if !r.take(ctx, j.cost) {
 			return
 		}
-		if !r.o.Cold {
+		if !r.o.Cold && r.o.Users == 0 {
 			r.warm.add(a.At)
 		}
 		select {
@@ -285,7 +304,7 @@ func (r *replay) build() {
 			j.err = err
 		} else {
 			j.x.RequestBytes = formats.Of(int64(len(body)))
-			j.wire = j.pool.wire(path(j.x.Endpoint), RequestID(r.o.RequestIDs, j.index), body)
+			j.wire = j.pool.wire(path(j.x.Endpoint), RequestID(r.o.RequestIDs, j.x.ArrivalIndex.V), body)
 		}
 		// What the answer will say; until then unknown.
 		j.x.OutputTokens, j.x.OutputTokensSource, j.x.ChoiceOutputTokens = none, "", nil
@@ -298,21 +317,73 @@ func (r *replay) dispatch(ctx context.Context, first *job) bool {
 	runtime.LockOSThread() // its waits are in the kernel
 	defer runtime.UnlockOSThread()
 	for j := first; j != nil; j = <-r.order {
+		if j.after.After != 0 {
+			if end, held := r.turns.hold(loopID{j.id.loop, j.after.After}, j); !held {
+				r.release(ctx, j, end)
+			}
+			continue
+		}
 		r.o.Sleep(r.clk.at(j.due), ctx.Done())
 		if ctx.Err() != nil {
 			return true
 		}
-		j.x.ArrivalUnixNS = r.clk.unix + int64(j.due)
-		j.live.Scheduled.Add(1)
-		if r.live.InFlight.Load() >= int64(r.o.MaxInFlight) {
-			r.drop(j, formats.ErrorMaxInFlight)
-			continue
-		}
-		r.live.InFlight.Add(1)
-		r.inFlight.Add(1)
-		go r.send(ctx, j)
+		r.launch(ctx, j)
 	}
 	return ctx.Err() != nil
+}
+
+// launch sends a job that is due, or drops it. It does not wait.
+func (r *replay) launch(ctx context.Context, j *job) {
+	j.x.ArrivalUnixNS = r.clk.unix + int64(j.due)
+	j.live.Scheduled.Add(1)
+	if r.live.InFlight.Load() >= int64(r.o.MaxInFlight) {
+		r.drop(j, formats.ErrorMaxInFlight)
+		r.ended(ctx, j)
+		return
+	}
+	r.live.InFlight.Add(1)
+	r.inFlight.Add(1)
+	go r.send(ctx, j)
+}
+
+// release launches a job whose turn it is: the exchange before it ended at end.
+func (r *replay) release(ctx context.Context, j *job, end int64) {
+	due := time.Duration(end) + j.after.Think
+	if j.after.NotBefore {
+		due = max(due, j.due)
+	}
+	j.due = due
+	r.inFlight.Add(1) // the run is not over while turns are to come
+	go func() {
+		defer r.inFlight.Done()
+		SleepTimer(r.clk.at(j.due), ctx.Done())
+		if ctx.Err() != nil || r.o.End > 0 && j.due >= r.o.End {
+			r.discard(j)
+			return
+		}
+		r.launch(ctx, j)
+	}()
+}
+
+// ended lets those go on that waited for a job.
+func (r *replay) ended(ctx context.Context, j *job) {
+	if !r.o.Turns {
+		return
+	}
+	at := r.clk.now()
+	for _, next := range r.turns.end(j.id, at) {
+		r.release(ctx, next, at)
+	}
+}
+
+// discard forgets an arrival that the run's end came before; it was not scheduled. Those that wait for it go with it.
+func (r *replay) discard(j *job) {
+	r.give(j.cost)
+	if r.o.Turns {
+		for _, next := range r.turns.end(j.id, r.clk.now()) {
+			r.discard(next)
+		}
+	}
 }
 
 // drop writes the row of an arrival that is not sent.
@@ -338,6 +409,7 @@ func (r *replay) drop(j *job, why string) {
 func (r *replay) send(ctx context.Context, j *job) {
 	defer r.inFlight.Done()
 	defer r.live.InFlight.Add(-1)
+	defer r.ended(ctx, j)
 	select {
 	case <-j.ready:
 	default:
@@ -348,6 +420,8 @@ func (r *replay) send(ctx context.Context, j *job) {
 		return
 	}
 	x, due := j.x, int64(j.due)
+	r.overlap.start(x)
+	defer r.overlap.end(x)
 	j.pool.exchange(ctx, x, j.wire, r.clk, due, j.abort, func(at int64) {
 		j.live.Sent.Add(1)
 		r.give(j.cost)
@@ -394,7 +468,8 @@ func (r *replay) finish(j *job) {
 	r.out.put(x)
 }
 
-// wait lets what is in flight end, as long as Drain allows. It returns true when the run was cut short.
+// wait lets what is in flight end, and the turns that wait for it; once nothing more is to be sent, only as long as Drain allows. It
+// returns true when the run was cut short.
 func (r *replay) wait(ctx context.Context) bool {
 	idle := make(chan struct{})
 	go func() {
@@ -403,11 +478,17 @@ func (r *replay) wait(ctx context.Context) bool {
 	}()
 	t := time.NewTimer(r.o.Drain)
 	defer t.Stop()
-	select {
-	case <-idle:
-	case <-t.C:
-	case <-ctx.Done():
-		return true
+	for {
+		select {
+		case <-idle:
+			return false
+		case <-t.C:
+			if !r.turns.pending() {
+				return false
+			}
+			t.Reset(r.o.Drain)
+		case <-ctx.Done():
+			return true
+		}
 	}
-	return false
 }

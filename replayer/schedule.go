@@ -12,12 +12,15 @@ import (
 
 // Arrival is one request of a schedule.
 type Arrival struct {
-	At       time.Duration     // absolute offset from the run's start, never negative
-	After    uint64            // not 0: released when the exchange with this id of the source trace ends, Think later, and At is ignored
-	Think    time.Duration     // only with After
-	Warmup   bool              // sent like the others, but not measured: its row's phase is warmup
-	Loop     int32             // which pass over the trace, from 0
-	Exchange *formats.Exchange // what to send; the schedule's consumer may keep it, but must not change it
+	At time.Duration // absolute offset from the run's start, never negative
+	// After is not 0 where the arrival is released by another's end: the exchange with this id of the source trace, in the same pass, and
+	// earlier in the schedule. It is then due Think after that end, and At only says where it stands in the schedule, unless NotBefore.
+	After     uint64
+	Think     time.Duration
+	NotBefore bool              // with After: not before At either
+	Warmup    bool              // sent like the others, but not measured: its row's phase is warmup
+	Loop      int32             // which pass over the trace, from 0
+	Exchange  *formats.Exchange // what to send; the schedule's consumer may keep it, but must not change it
 }
 
 // Schedule yields arrivals in the order of At. Transforms (Speed, Window, Thin, …) take one and return another; they hold no
@@ -62,7 +65,7 @@ func Until(s Schedule, d time.Duration) Schedule {
 	}
 	return func(yield func(Arrival, error) bool) {
 		for a, err := range s {
-			if err == nil && a.After == 0 && a.At >= d {
+			if err == nil && a.At >= d {
 				return
 			}
 			if !yield(a, err) {

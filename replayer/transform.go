@@ -178,6 +178,7 @@ type Selection struct {
 	Rate              float64       // mean arrivals a second to come to, by scaling time; 0: as Speed says
 	Duration          time.Duration // of the measured part, in the replay's time; 0: all
 	MaxRequests       int64         // measured; 0: all
+	ThinkTime         bool          // turns of a session wait for the answer before them
 	Seed              int64         // of Spread
 }
 
@@ -247,7 +248,11 @@ func (s Selection) Apply(sch Schedule, speed float64) Schedule {
 	case loops < 0:
 		loops = 0
 	}
-	sch = Speed(Loop(Spread(sch, s.Spread, s.Seed), loops), speed)
+	sch = Loop(Spread(sch, s.Spread, s.Seed), loops)
+	if s.ThinkTime {
+		sch = ThinkTime(sch)
+	}
+	sch = Speed(sch, speed)
 	if s.Duration > 0 {
 		sch = Until(sch, scale(min(s.Preroll, s.From), speed)+s.Duration)
 	}

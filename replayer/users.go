@@ -1,0 +1,48 @@
+package replayer
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// users is the closed loop: each user sends the schedule's next request when its last answer is there and it has thought. The load then
+// depends on the candidate: what is measured is throughput under so much concurrency, not latency under a load. It returns true when
+// the run was cut short.
+func (r *replay) users(ctx context.Context, first *job) bool {
+	var mu sync.Mutex
+	next := func() *job {
+		mu.Lock()
+		defer mu.Unlock()
+		if j := first; j != nil {
+			first = nil
+			return j
+		}
+		return <-r.order
+	}
+	var wg sync.WaitGroup
+	for i := range r.o.Users {
+		wg.Go(func() {
+			due := r.o.Ramp * time.Duration(i) / time.Duration(r.o.Users)
+			for {
+				SleepTimer(r.clk.at(due), ctx.Done())
+				if ctx.Err() != nil || r.o.End > 0 && due >= r.o.End {
+					return
+				}
+				j := next()
+				if j == nil {
+					return
+				}
+				j.due = due
+				j.x.ArrivalUnixNS = r.clk.unix + int64(due)
+				j.live.Scheduled.Add(1)
+				r.live.InFlight.Add(1)
+				r.inFlight.Add(1)
+				r.send(ctx, j)
+				due = time.Duration(r.clk.now()) + r.o.Think
+			}
+		})
+	}
+	wg.Wait()
+	return ctx.Err() != nil
+}
