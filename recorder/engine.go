@@ -1,7 +1,9 @@
 package recorder
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/openai"
@@ -127,7 +129,7 @@ func (e *engine) find(s *segment) *conn {
 	e.count++
 	e.recent = c
 	if e.count > e.o.MaxConnections {
-		e.sweep()
+		e.evict(c)
 	}
 	return c
 }
@@ -287,6 +289,37 @@ func (e *engine) sweep() {
 }
 
 const lingerDead = 30e9
+
+// evict makes room for connections: those without an open exchange that have been silent longest go first.
+func (e *engine) evict(except *conn) {
+	e.sweep()
+	if e.count <= e.o.MaxConnections {
+		return
+	}
+	var all []*conn
+	for _, c := range e.conns {
+		for ; c != nil; c = c.next {
+			if c != except {
+				all = append(all, c)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b *conn) int {
+		if a.busy() != b.busy() {
+			if a.busy() {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Compare(a.last, b.last)
+	})
+	for _, c := range all[:min(len(all), e.count-e.o.MaxConnections+e.o.MaxConnections/16)] {
+		e.stats.Notes["connections_evicted"]++
+		e.retire(c)
+	}
+}
+
+func (c *conn) busy() bool { return c.dlg != nil && len(c.dlg.open) > 0 }
 
 // relieve makes room: the connection that holds most gives up its oldest hole.
 func (e *engine) relieve() {

@@ -21,6 +21,9 @@ type Files struct {
 	Names []string
 	Key   []byte // of the keyed hashes; without one, identifiers and prefixes stay unknown
 	Node  string // what stands in the node column
+
+	Select Selection
+	Stdin  io.Reader // what the name "-" means; such a file can only be the only one
 	Limits
 
 	stats     SourceStats
@@ -28,10 +31,13 @@ type Files struct {
 	exchanges atomic.Int64
 }
 
-// Size is the total of the files' sizes in bytes; an error names one that cannot be read or is no capture.
+// Size is the total of the files' sizes in bytes, 0 for standard input; an error names one that cannot be read or is no capture.
 func (f *Files) Size() (int64, error) {
 	var n int64
 	for _, name := range f.Names {
+		if name == "-" {
+			return 0, nil
+		}
 		i, err := os.Stat(name)
 		if err != nil {
 			return 0, fmt.Errorf("open capture: %w", err)
@@ -69,7 +75,10 @@ func (f *Files) Validate() error {
 	if len(f.Names) == 0 {
 		return errors.New("capture files: none named")
 	}
-	return f.Limits.validate()
+	if slices.Contains(f.Names, "-") && (len(f.Names) > 1 || f.Stdin == nil) {
+		return errors.New("capture files: standard input can only be read alone")
+	}
+	return errors.Join(f.Select.Validate(), f.Limits.validate())
 }
 
 // Stats returns the counters of the last Run.
@@ -82,7 +91,7 @@ func (f *Files) Run(ctx context.Context, filter Filter, emit func(*formats.Excha
 	if err := f.Validate(); err != nil {
 		return err
 	}
-	o := engineOptions{Limits: f.Limits, Node: f.Node, clock: formats.ClockPacket}
+	o := engineOptions{Limits: f.Limits, Node: f.Node, clock: formats.ClockPacket, admit: newAdmission(f.Select)}
 	o.defaults()
 	order := arrivals{emit: func(x *formats.Exchange) { f.exchanges.Add(1); emit(x) }}
 	e := newEngine(o, filter.Ports, hasherOf(f.Key), order.add)
@@ -114,7 +123,7 @@ type captureFile struct {
 	name   string
 	index  int
 	first  int64
-	file   *os.File
+	file   io.Closer
 	reader *captureReader
 	p      packet
 	err    error
@@ -122,9 +131,12 @@ type captureFile struct {
 
 // open opens a file and reads its first packet.
 func (f *Files) open(name string, index int) (*captureFile, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, fmt.Errorf("open capture: %w", err)
+	file := io.NopCloser(f.Stdin)
+	if name != "-" {
+		var err error
+		if file, err = os.Open(name); err != nil {
+			return nil, fmt.Errorf("open capture: %w", err)
+		}
 	}
 	r, err := newCaptureReader(counted{file, &f.bytes})
 	if err != nil {
@@ -153,6 +165,10 @@ func (c *captureFile) close() {
 func (f *Files) read(ctx context.Context, e *engine, order *arrivals) error {
 	var waiting []*captureFile
 	for i, name := range f.Names {
+		if name == "-" {
+			waiting = append(waiting, &captureFile{name: name})
+			break
+		}
 		c, err := f.open(name, i)
 		if err != nil {
 			return err

@@ -5,9 +5,11 @@ import "github.com/shadowtape/shadowtape/formats"
 // eventMarks remembers which events the last segments of a response brought, so that a segment that turns out to be sent again can flag
 // them.
 type eventMarks struct {
-	ring [64]eventMark
+	ring []eventMark // allocated with the first
 	n    int
 }
+
+const rememberedSegments = 64
 
 type eventMark struct {
 	from, to uint32
@@ -20,6 +22,9 @@ func (m *eventMarks) reset() { m.n = 0 }
 func (m *eventMarks) add(d *dialogue, from, to uint32) {
 	if len(d.open) == 0 || d.open[0].resp == nil {
 		return
+	}
+	if m.ring == nil {
+		m.ring = make([]eventMark, rememberedSegments)
 	}
 	x := d.open[0].x
 	m.ring[m.n%len(m.ring)] = eventMark{from, to, x, len(x.EventGapUS)}

@@ -43,7 +43,7 @@ type Limits struct {
 	MaxHeldEach    int           // the same, of one connection; default 8 MiB
 	MaxBody        int           // of one request; a larger one is recorded without what its body says; default 32 MiB
 	MaxBodies      int           // bytes of requests being read, all connections together; beyond it as over MaxBody; default 256 MiB
-	MaxConnections int           // beyond it idle ones are forgotten sooner; default 1 << 20
+	MaxConnections int           // beyond it the longest silent are given up; default 1 << 17
 }
 
 func (l *Limits) defaults() {
@@ -66,7 +66,7 @@ func (l *Limits) defaults() {
 		l.MaxBodies = 256 << 20
 	}
 	if l.MaxConnections == 0 {
-		l.MaxConnections = 1 << 20
+		l.MaxConnections = 1 << 17
 	}
 }
 

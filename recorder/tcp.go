@@ -40,28 +40,50 @@ type finished struct {
 
 // half is one direction.
 type half struct {
-	seen     bool // a packet came from here
-	known    bool // next is right
-	isn      uint32
-	hasISN   bool
-	next     uint32 // sequence number after the last byte delivered or given up
-	total    int64  // bytes so far
-	acked    uint32 // highest acknowledgement by the peer
-	hasAck   bool
-	fin      bool
-	finSeq   uint32
-	finAt    int64
-	ended    bool
-	at       int64 // time of the last byte delivered
-	held     []heldSegment
-	bytes    int   // held
-	holeAt   int64 // packet time when the hole was noticed; 0: none
-	gapNext  bool  // the next bytes follow a gap
-	lastSeq  uint32
-	lastIPID uint32
-	lastLen  int
-	lastAt   int64
-	lastOut  outer
+	seen    bool // a packet came from here
+	known   bool // next is right
+	isn     uint32
+	hasISN  bool
+	next    uint32 // sequence number after the last byte delivered or given up
+	total   int64  // bytes so far
+	acked   uint32 // highest acknowledgement by the peer
+	hasAck  bool
+	fin     bool
+	finSeq  uint32
+	finAt   int64
+	ended   bool
+	at      int64 // time of the last byte delivered
+	held    []heldSegment
+	bytes   int   // held
+	holeAt  int64 // packet time when the hole was noticed; 0: none
+	gapNext bool  // the next bytes follow a gap
+	recent  [8]seenSegment
+	recentN int
+}
+
+// seenSegment is what tells a segment that is captured twice from one that is sent twice.
+type seenSegment struct {
+	seq, ipID uint32
+	size      int
+	at        int64
+}
+
+// saw notes a segment, and reports whether it is another capture of one that was seen just before.
+func (h *half) saw(s *segment, seq uint32) bool {
+	size := len(s.payload) + s.cut
+	for i := range h.recent {
+		r := &h.recent[i]
+		if r.seq != seq || r.size != size || r.ipID != s.ipID {
+			continue
+		}
+		// Without an IP id only time tells: nothing is sent again this soon.
+		if age := s.at - r.at; age <= dupWindow && (s.ipID != 0 || age <= dupWindow/10) {
+			return true
+		}
+	}
+	h.recent[h.recentN%len(h.recent)] = seenSegment{seq, s.ipID, size, s.at}
+	h.recentN++
+	return false
 }
 
 type heldSegment struct {
@@ -138,10 +160,7 @@ func (c *conn) payload(e *engine, s *segment, me, peer *half, seq uint32) {
 	if s.flags&tcpACK != 0 && peer.seen && !peer.known {
 		peer.known, peer.next = true, s.ack
 	}
-	dup := me.lastLen == len(s.payload) && me.lastSeq == seq && (s.out != me.lastOut || s.ipID != 0 && me.lastIPID == s.ipID && s.at-me.lastAt <= dupWindow)
-	if !dup || diff(seq, me.next) >= 0 {
-		me.lastSeq, me.lastIPID, me.lastLen, me.lastAt, me.lastOut = seq, s.ipID, len(s.payload), s.at, s.out
-	}
+	dup := me.saw(s, seq)
 	data, flags := s.payload, int32(0)
 	if d := diff(me.next, seq); d > 0 { // begins before what was delivered
 		if d >= int64(len(data)+s.cut) {

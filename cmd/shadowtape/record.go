@@ -44,7 +44,7 @@ func recordCommand(a *app) *cobra.Command {
 are kept. Nothing that a user or a model wrote reaches the disk. What the capture lost is flagged, never guessed.`,
 		Example: `  shadowtape record --pcap monday.pcap -o monday
   shadowtape record --pcap *.pcapng.zst --port 8000 --key-file trace.key -o week
-  shadowtape record --pcap capture.pcap -o capture.parquet --json
+  tcpdump -i eth0 -s 0 -w - tcp port 8000 | shadowtape record --pcap - -o now.parquet --json
   shadowtape record --interface eth0 --port 8000 --check
   shadowtape record --listen :8900 --upstream http://127.0.0.1:8000 --metrics-listen :9464 -o production`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -54,7 +54,7 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
 	}
 	f := c.Flags()
 	f.SortFlags = false
-	f.StringArrayVar(&o.pcaps, "pcap", nil, "capture file to read, pcap or pcapng, also compressed with gzip or zstd; several are one capture")
+	f.StringArrayVar(&o.pcaps, "pcap", nil, "capture file to read, pcap or pcapng, also compressed with gzip or zstd; several are one capture, put in order by their times; - is standard input")
 	f.UintSliceVar(&o.ports, "port", nil, "TCP port of a server; packets of other ports are passed over (default: all ports)")
 	f.DurationVar(&o.idle, "idle-timeout", 15*time.Minute, "give up a connection that is silent for so long, by the packets' clock")
 	f.DurationVar(&o.gap, "gap-timeout", 10*time.Second, "give up waiting for lost bytes that no acknowledgement explains, by the packets' clock")
@@ -93,7 +93,9 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 	if err != nil {
 		return err
 	}
-	src := &recorder.Files{Names: o.pcaps, Key: key, Node: o.node, Limits: recorder.Limits{IdleTimeout: o.idle, GapTimeout: o.gap}}
+	l := o.live
+	src := &recorder.Files{Names: o.pcaps, Stdin: a.in, Key: key, Node: o.node, Limits: recorder.Limits{IdleTimeout: o.idle, GapTimeout: o.gap},
+		Select: recorder.Selection{Paths: l.paths, Models: l.models, Statuses: l.statuses, Fraction: l.sample, By: recorder.SampleUnit(l.sampleBy), Window: l.sampleWindow}}
 	if err := src.Validate(); err != nil {
 		return usageError(err, "")
 	}
@@ -107,6 +109,9 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 		}
 	}
 	h := formats.Header{ToolVersion: readBuildInfo().Version, SourceKind: "pcap", TimeBase: "absolute", Clock: formats.ClockPacket}
+	if l.sample < 1 {
+		h.SamplingFraction = l.sample
+	}
 	recorder.Describe(&h, key)
 	w, err := formats.Create(o.out, h, formats.SegmentOptions{})
 	if errors.Is(err, fs.ErrExist) {

@@ -61,6 +61,28 @@ func TestRecordFiles(t *testing.T) {
 	}
 }
 
+// TestRecordStdin reads a capture from a pipe, and only what is asked for of it.
+func TestRecordStdin(t *testing.T) {
+	b, err := os.ReadFile(streamPcap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args   []string
+		counts string
+	}{
+		{nil, "1 exchanges seen, 0 filtered, 0 dropped, 1 written"},
+		{[]string{"--model", "other"}, "1 exchanges seen, 1 filtered, 0 dropped, 0 written"},
+		{[]string{"--port", "9000"}, "0 exchanges seen, 0 filtered, 0 dropped, 0 written"},
+	} {
+		var o, e bytes.Buffer
+		args := append([]string{"record", "--pcap", "-", "-o", filepath.Join(t.TempDir(), "x.parquet")}, c.args...)
+		if code := run(context.Background(), args, bytes.NewReader(b), &o, &e); code != exitGood || !strings.Contains(o.String(), c.counts) {
+			t.Errorf("%q: exit %d\n%s%s", c.args, code, o.String(), e.String())
+		}
+	}
+}
+
 func TestRecordDamage(t *testing.T) {
 	dir := t.TempDir()
 	b, err := os.ReadFile(streamPcap)

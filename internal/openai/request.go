@@ -50,7 +50,7 @@ func ReadRequest(x *formats.Exchange, path string, body []byte, hash *Hasher) er
 		hash.turns, hash.prompt = hash.turns[:0], 0
 	}
 	ok := value(body).members(q.member)
-	if !x.Stream.Valid {
+	if ok && !x.Stream.Valid {
 		plain, _, _ := strings.Cut(path, "?")
 		// Ollama's native API streams unless told not to.
 		x.Stream = formats.Of(strings.HasSuffix(plain, "/generate_stream") || strings.HasSuffix(plain, "/api/chat") || strings.HasSuffix(plain, "/api/generate"))
