@@ -55,8 +55,8 @@ func (p *pool) wire(path, requestID string, body []byte) []byte {
 }
 
 // exchange sends one request and follows its answer, filling x. due is the scheduled time by clk; x's times become offsets from it.
-// started is told once, when the first byte is handed to the kernel.
-func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire []byte, clk clock, due int64, cut abort, sent func(at int64)) {
+// sent is told once, when the first byte is handed to the kernel, or with -1 where none was. wire is let go once it is answered.
+func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire *[]byte, clk clock, due int64, cut abort, sent func(at int64)) {
 	deadline := time.Now().Add(p.c.o.Timeout)
 	if at := clk.at(time.Duration(due) + cut.after); cut.after > 0 && at.Before(deadline) {
 		deadline = at
@@ -100,9 +100,9 @@ func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire []byte, c
 			x.SentNS = formats.Of(at - due)
 			sent(at)
 		}
-		_, werr := k.Write(wire)
+		_, werr := k.Write(*wire)
 		x.RequestEndNS = formats.Of(clk.now() - due)
-		again := k.answer(x, clk, due, werr, attempt < maxAttempts && kept, cut)
+		again := k.answer(x, clk, due, werr, attempt < maxAttempts && kept, cut, wire)
 		p.c.leave(k)
 		if !again {
 			if x.EndReason == formats.EndTimeout && p.c.isCut() {
@@ -132,7 +132,7 @@ func fail(x *formats.Exchange, at int64, kind string, reason formats.EndReason) 
 
 // answer reads the response; werr is how the writing ended. It returns true where the request may be sent again: the connection was
 // closed before it answered, and retry allows it. The connection is kept or closed by then.
-func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, retry bool, cut abort) (again bool) {
+func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, retry bool, cut abort, wire *[]byte) (again bool) {
 	k.used++
 	h, first, started, err := k.readHead(clk)
 	if err != nil {
@@ -150,6 +150,7 @@ func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, ret
 		fail(x, clk.now()-due, kind, reason)
 		return false
 	}
+	*wire = nil // answered: it will not be sent again, and the answer may be long
 	x.Status = formats.Of(int32(h.status))
 	x.ResponseHeaderNS = formats.Of(first - due)
 	x.Clock = formats.ClockUser

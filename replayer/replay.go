@@ -422,7 +422,7 @@ func (r *replay) send(ctx context.Context, j *job) {
 	x, due := j.x, int64(j.due)
 	r.overlap.start(x)
 	defer r.overlap.end(x)
-	j.pool.exchange(ctx, x, j.wire, r.clk, due, j.abort, func(at int64) {
+	j.pool.exchange(ctx, x, &j.wire, r.clk, due, j.abort, func(at int64) {
 		j.live.Sent.Add(1)
 		r.give(j.cost)
 		if at < 0 {
