@@ -1,0 +1,259 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var (
+	proxyStreams = flag.Int("proxy-streams", 0, "streams of TestBenchProxy; 0: it does not run")
+	proxyRounds  = flag.Int("proxy-rounds", 3, "rounds of TestBenchProxy")
+	proxyTime    = flag.Duration("proxy-time", 8*time.Second, "length of each of its measurements")
+)
+
+// TestBenchServer is the server of TestBenchProxy in a process of its own: it answers each request after 50 ms with an event every 50 ms.
+// An event carries the server's own times: when it had the request, and when it wrote the event.
+func TestBenchServer(t *testing.T) {
+	address := os.Getenv("PROXY_BENCH_SERVER")
+	if address == "" {
+		return
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		go benchServe(c)
+	}
+}
+
+func benchServe(c net.Conn) {
+	defer c.Close()
+	b := make([]byte, 4096)
+	var out []byte
+	for {
+		n := 0
+		for !bytes.HasSuffix(b[:n], []byte("}")) { // the request's body ends so
+			m, err := c.Read(b[n:])
+			if err != nil {
+				return
+			}
+			n += m
+		}
+		had := time.Now().UnixNano()
+		next := time.Now()
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+		for range 40 {
+			next = next.Add(50 * time.Millisecond)
+			time.Sleep(time.Until(next))
+			event := fmt.Sprintf(`data: {"id":"c","object":"chat.completion.chunk","had":%d,"wrote":%d,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}`, had, time.Now().UnixNano())
+			out = append(out[:0], fmt.Sprintf("%x\r\n%s\n\n\r\n", len(event)+2, event)...)
+			if _, err := c.Write(out); err != nil {
+				return
+			}
+		}
+		io.WriteString(c, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+	}
+}
+
+// benchTimes are what a client saw: the way there and back of a first token, and the way back of every token.
+type benchTimes struct{ first, token []time.Duration }
+
+// benchClient keeps one stream open after another until the end.
+func benchClient(address string, delay time.Duration, end time.Time) (all benchTimes, err error) {
+	c, err := net.DialTimeout("tcp", address, 10*time.Second)
+	if err != nil {
+		return all, err
+	}
+	defer c.Close()
+	time.Sleep(delay)
+	r := bufio.NewReaderSize(c, 4096)
+	request := fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(benchBody), benchBody)
+	number := func(line []byte, key string) int64 {
+		_, rest, _ := bytes.Cut(line, []byte(key))
+		digits, _, _ := bytes.Cut(rest, []byte(","))
+		n, _ := strconv.ParseInt(string(digits), 10, 64)
+		return n
+	}
+	for time.Now().Before(end) {
+		sent := time.Now().UnixNano()
+		if _, err := c.Write(request); err != nil {
+			return all, err
+		}
+		for tokens := 0; ; {
+			line, err := r.ReadSlice('\n')
+			if err != nil {
+				return all, err
+			}
+			now := time.Now().UnixNano()
+			if bytes.HasPrefix(line, []byte("data: {")) {
+				back := now - number(line, `"wrote":`)
+				all.token = append(all.token, time.Duration(back))
+				if tokens++; tokens == 1 {
+					all.first = append(all.first, time.Duration(back+number(line, `"had":`)-sent))
+				}
+			}
+			if bytes.HasPrefix(line, []byte("0\r")) {
+				if _, err := r.ReadSlice('\n'); err != nil {
+					return all, err
+				}
+				break
+			}
+		}
+	}
+	return all, nil
+}
+
+const benchBody = `{"model":"m","stream":true,"messages":[{"role":"user","content":1}]}`
+
+func (b *benchTimes) add(o benchTimes) {
+	b.first, b.token = append(b.first, o.first...), append(b.token, o.token...)
+}
+
+func at(d []time.Duration, p float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	return d[int(p*float64(len(d)-1))]
+}
+
+// usage is a process's memory and CPU time, its children's included.
+func usage(pid int) (rss int64, cpu time.Duration) {
+	pids := []int{pid}
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	for _, f := range strings.Fields(string(children)) {
+		n, _ := strconv.Atoi(f)
+		pids = append(pids, n)
+	}
+	for _, p := range pids {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p))
+		if _, rest, ok := strings.Cut(string(status), "VmRSS:"); ok {
+			n, _ := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+			rss += n << 10
+		}
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p))
+		if _, rest, ok := strings.Cut(string(stat), ") "); ok {
+			f := strings.Fields(rest)
+			user, _ := strconv.ParseInt(f[11], 10, 64)
+			system, _ := strconv.ParseInt(f[12], 10, 64)
+			cpu += time.Duration(user+system) * 10 * time.Millisecond
+		}
+	}
+	return rss, cpu
+}
+
+// TestBenchProxy measures what the recording proxy adds, against the direct way and nginx, in turns in the same minutes.
+func TestBenchProxy(t *testing.T) {
+	if *proxyStreams == 0 {
+		t.Skip("SKIPPED: a measurement: go test ./cmd/shadowtape -run BenchProxy -proxy-streams 1000 -v")
+	}
+	dir := t.TempDir()
+	start := func(env, name string, args ...string) *exec.Cmd {
+		c := exec.Command(name, args...)
+		c.Env = append(os.Environ(), env)
+		c.Dir, c.WaitDelay, c.Stderr = dir, time.Second, os.Stderr
+		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Process.Signal(syscall.SIGTERM); c.Wait() })
+		return c
+	}
+	server, recorder, front := freeAddress(t), freeAddress(t), freeAddress(t)
+	start("PROXY_BENCH_SERVER="+server, os.Args[0], "-test.run=^TestBenchServer$", "-test.timeout=1h")
+	binary := filepath.Join(dir, "shadowtape")
+	build := exec.Command("go", "build", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	ways := []struct {
+		name, address string
+		process       *exec.Cmd
+		times         benchTimes
+		cpu           time.Duration
+		tokens        int
+		rss           int64
+	}{{name: "direct", address: server}}
+	add := func(name, address string, c *exec.Cmd) {
+		w := ways[0]
+		w.name, w.address, w.process = name, address, c
+		ways = append(ways, w)
+	}
+	if nginx, err := exec.LookPath("nginx"); err == nil {
+		config := filepath.Join(dir, "nginx.conf")
+		text := fmt.Sprintf("worker_processes 1; pid nginx.pid; error_log stderr crit; events { worker_connections 8192; }\nhttp { access_log off; upstream s { server %s; keepalive 4096; }\n"+
+			"server { listen %s backlog=8192; keepalive_requests 1000000; location / { proxy_pass http://s; proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_buffering off; } } }\n", server, front)
+		if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		add("nginx, 1 worker", front, start("", nginx, "-p", dir, "-c", config, "-g", "daemon off; user root;"))
+	}
+	add("shadowtape record", recorder, start("", binary, "record", "--listen", recorder, "--upstream", "http://"+server, "-o", filepath.Join(dir, "trace")))
+	time.Sleep(time.Second)
+	for round := range *proxyRounds {
+		for i := range ways {
+			w := &ways[i]
+			var before, after time.Duration
+			if w.process != nil {
+				_, before = usage(w.process.Process.Pid)
+			}
+			end := time.Now().Add(*proxyTime)
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			for s := range *proxyStreams {
+				wg.Go(func() {
+					got, err := benchClient(w.address, time.Duration(s)*2*time.Second/time.Duration(*proxyStreams), end)
+					mu.Lock()
+					defer mu.Unlock()
+					if err != nil {
+						t.Errorf("%s: %v", w.name, err)
+					}
+					w.times.add(got)
+					w.tokens += len(got.token)
+				})
+			}
+			wg.Wait()
+			if w.process != nil {
+				var rss int64
+				rss, after = usage(w.process.Process.Pid)
+				w.rss = max(w.rss, rss)
+				w.cpu += after - before
+			}
+			t.Logf("round %d, %s: %d first tokens", round+1, w.name, len(w.times.first))
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d streams of 20 tokens/s, %d rounds of %s each, %d CPUs, %s\n\n", *proxyStreams, *proxyRounds, *proxyTime, runtime.NumCPU(), time.Now().UTC().Format("2006-01-02 15:04"))
+	fmt.Fprintln(&b, "| way | first token p50 | p99 | token p50 | p99 | CPU us a token | memory |\n|---|---|---|---|---|---|---|")
+	us := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e3, 'f', 0, 64) + " us" }
+	for _, w := range ways {
+		slices.Sort(w.times.first)
+		slices.Sort(w.times.token)
+		cpu, memory := "", ""
+		if w.process != nil {
+			cpu, memory = strconv.FormatFloat(float64(w.cpu)/1e3/float64(w.tokens), 'f', 1, 64), fmt.Sprintf("%d MiB", w.rss>>20)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", w.name, us(at(w.times.first, .5)), us(at(w.times.first, .99)), us(at(w.times.token, .5)), us(at(w.times.token, .99)), cpu, memory)
+	}
+	t.Log("\n" + b.String())
+}
