@@ -25,17 +25,18 @@ import (
 
 // deployFlags are the flags of a verb that starts its candidate itself.
 type deployFlags struct {
-	file, exclusive, engine, lockDir string
-	set                              []string
-	wait, allowInvalid               bool
+	file, of, exclusive, engine, lockDir string
+	set                                  []string
+	wait, allowInvalid                   bool
 }
 
 // deployGroup is their heading in help.
-var deployGroup = flagGroup{"Candidate started here", []string{"deploy", "set", "exclusive", "wait", "engine", "lock-dir"}}
+var deployGroup = flagGroup{"Candidate and its GPUs", []string{"deploy", "set", "gpus-of", "exclusive", "wait", "engine", "lock-dir"}}
 
 func (d *deployFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&d.file, "deploy", "", "start the candidate that this deployment `file` describes, alone on its GPUs, and stop it afterwards (docs/DEPLOY.md)")
 	f.StringArrayVar(&d.set, "set", nil, "value of a ${matrix.NAME} in the deployment file, as `NAME=VALUE`")
+	f.StringVar(&d.of, "gpus-of", "", "with --target: watch the GPUs of a server that runs on this machine, by its container's name or its process number, as for --deploy")
 	f.StringVar(&d.exclusive, "exclusive", "on", "on: lease the candidate's GPUs and refuse them where others use them; off: neither, and the run says so")
 	f.BoolVar(&d.wait, "wait", false, "wait for GPUs that another run holds")
 	f.StringVar(&d.engine, "engine", "", "address of the container engine, Docker's or Podman's (default: $DOCKER_HOST, else the local Docker)")
@@ -174,8 +175,8 @@ func (a *app) showTail(lines []string) {
 // replayDeployed starts the deployment file's candidate, replays against it, and stops it.
 func (a *app) replayDeployed(c *cobra.Command, where string, o replayFlags, run func(ctx context.Context, o replayFlags, change func(*replayer.JobOptions)) error) (err error) {
 	ctx := c.Context()
-	if len(o.targets) > 0 {
-		return usageError(errors.New("--deploy and --target: which?"), "--deploy starts a candidate, --target measures one that runs")
+	if len(o.targets) > 0 || o.deploy.of != "" {
+		return usageError(errors.New("--deploy and --target or --gpus-of: which?"), "--deploy starts a candidate, --target measures one that runs")
 	}
 	if o.out == "" {
 		return usageError(errors.New("-o is missing"), "shadowtape replay --help")
@@ -231,6 +232,26 @@ func (a *app) replayDeployed(c *cobra.Command, where string, o replayFlags, run 
 					a.showTail(r.Tail(10))
 				}
 			}
+		}
+	})
+}
+
+// replayAttached replays against a server that somebody else started on this machine, and watches its GPUs.
+func (a *app) replayAttached(c *cobra.Command, o replayFlags, run func(ctx context.Context, o replayFlags, change func(*replayer.JobOptions)) error) (err error) {
+	ctx := c.Context()
+	if o.deploy.exclusive != "on" && o.deploy.exclusive != "off" {
+		return usageError(fmt.Errorf("--exclusive is on or off, not %q", o.deploy.exclusive), "")
+	}
+	o.deploy.allowInvalid = o.allowInvalid
+	r, err := candidate.Attach(ctx, o.deploy.of, o.deploy.options(a, "replay"))
+	if err != nil {
+		return a.startError(err, "")
+	}
+	defer func() { err = errors.Join(err, r.Stop(ctx)) }()
+	return run(ctx, o, func(jo *replayer.JobOptions) {
+		jo.Beside = func(ctx context.Context, w *formats.RunWriter) func(*formats.Manifest) {
+			r.Begin(ctx, w.WriteGPU)
+			return r.End
 		}
 	})
 }

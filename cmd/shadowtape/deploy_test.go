@@ -233,7 +233,7 @@ func TestReplayDeployRefuses(t *testing.T) {
 		want []string
 	}{
 		{"unknown field", simProcess + "replicas: 2\n", nil, exitFailed, []string{`there is no field "replicas"`, "hint: docs/DEPLOY.md"}},
-		{"both", "", []string{"--target", "http://127.0.0.1:1"}, exitUsage, []string{"--deploy and --target: which?"}},
+		{"both", "", []string{"--target", "http://127.0.0.1:1"}, exitUsage, []string{"--deploy and --target or --gpus-of: which?"}},
 		{"exclusive", "", []string{"--exclusive", "maybe"}, exitUsage, []string{"--exclusive is on or off"}},
 		{"set", "", []string{"--set", "x"}, exitUsage, []string{"--set wants NAME=VALUE"}},
 		{"no GPU", simProcess + "gpus: 1\n", nil, exitInvalid, []string{"nothing is known about the GPUs", "hint: use a build with cgo on the GPUs' machine, or --exclusive=off; --allow-invalid"}},
@@ -291,6 +291,36 @@ func TestReplayDeployBusy(t *testing.T) {
 	if code != exitInvalid || !strings.Contains(errs, "the measurement would be invalid: GPU GPU-bbbb: compute process 1073741824") || !strings.Contains(errs, "hint: end it, or choose another GPU; --allow-invalid") {
 		t.Errorf("exit %d, stderr %s", code, errs)
 	}
+}
+
+func TestReplayGPUsOf(t *testing.T) {
+	target, _ := startSim(t, "--ttft", "1ms", "--itl", "0s")
+	withGPUs(t, func() (gpu.Reader, error) { return twoGPUs{}, nil })
+	run := filepath.Join(t.TempDir(), "run")
+	code, _, errs := invoke("replay", shortTrace(t), "--target", target, "-o", run, "--gpus-of", fmt.Sprint(os.Getpid()), "--lock-dir", t.TempDir())
+	if code != exitFailed || !strings.Contains(errs, "none of its processes uses one that NVML shows") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+	withGPUs(t, func() (gpu.Reader, error) { return ownGPU{}, nil })
+	code, _, errs = invoke("replay", shortTrace(t), "--target", target, "-o", run, "--max-requests", "5", "--allow-invalid", "--gpus-of", fmt.Sprint(os.Getpid()), "--lock-dir", t.TempDir())
+	if code != exitGood {
+		t.Fatal(errs)
+	}
+	m := manifest(t, run)
+	if d := m.Environment["deployment"].(map[string]any); d["kind"] != "process" || fmt.Sprint(d["gpu_uuids"]) != "[GPU-aaaa]" || m.GPUs == nil {
+		t.Errorf("%v", d)
+	}
+}
+
+// ownGPU is a machine whose first GPU this very process uses.
+type ownGPU struct{ twoGPUs }
+
+func (g ownGPU) Fast(uuid string) (gpu.Reading, error) {
+	r, err := g.twoGPUs.Fast(uuid)
+	if uuid == "GPU-aaaa" {
+		r.Processes = formats.Of([]gpu.Process{{PID: os.Getpid(), Type: "compute", Bytes: formats.Of[int64](1 << 20)}})
+	}
+	return r, err
 }
 
 // With Docker from end to end: the sample's own file, image and simulator; nothing is left behind, also where the run is cut half way.
