@@ -49,7 +49,8 @@ type Report struct {
 	Differences []Difference      `json:"differences"` // of the environments
 	Findings    []verdict.Finding `json:"metrics"`
 	Runs        []RunRow          `json:"runs"`
-	Again       []string          `json:"again"` // what to run again
+	Explanation []string          `json:"explanation"` // what moved beside a change, in words
+	Again       []string          `json:"again"`       // what to run again
 	Warnings    []string          `json:"warnings"`
 	Next        []string          `json:"next"` // what to do
 	FalseAlarms string            `json:"false_alarms,omitempty"`
@@ -100,7 +101,7 @@ func (o CompareOptions) metrics() []verdict.Metric {
 // newReport checks that the runs can be compared at all, and returns the valid pairs.
 func newReport(base, candidate []*Measured, o CompareOptions) (r Report, a, b []*verdict.Run, err error) {
 	r = Report{Schema: 1, Method: "pairs of runs: matched requests, moderated t over pairs", Verdict: verdict.Inconclusive, Findings: []verdict.Finding{}, Runs: []RunRow{},
-		Differences: []Difference{}, Again: []string{}, Warnings: []string{}, Next: []string{}, FalseAlarms: o.FalseAlarms}
+		Differences: []Difference{}, Explanation: []string{}, Again: []string{}, Warnings: []string{}, Next: []string{}, FalseAlarms: o.FalseAlarms}
 	if len(base) == 0 || len(candidate) == 0 {
 		return r, nil, nil, errors.New("compare runs: a side has none")
 	}
@@ -160,16 +161,68 @@ func newReport(base, candidate []*Measured, o CompareOptions) (r Report, a, b []
 // judge gives the report its verdict and what to do next.
 func (r *Report) judge() {
 	r.Verdict = verdict.Overall(r.Findings)
+	r.explain()
 	if len(r.Again) > 0 && r.Verdict == verdict.Inconclusive {
 		r.Verdict = verdict.Invalid
 	}
 	r.next()
 }
 
+// explain says in words what moved beside a change of latency or capacity: what fills the cache, what waits, which phase grew more.
+func (r *Report) explain() {
+	at := map[string]verdict.Finding{}
+	changed := false
+	for _, f := range r.Findings {
+		at[f.Metric] = f
+		changed = changed || f.Gated && (f.State == verdict.Regressed || f.State == verdict.Improved)
+	}
+	if !changed {
+		return
+	}
+	for _, f := range r.Findings {
+		if f.State == verdict.Explains && f.WorthALook {
+			r.Explanation = append(r.Explanation, fmt.Sprintf("%s %s -> %s", words(f.Metric), number(f.Base, f), number(f.Candidate, f)))
+		}
+	}
+	ttft, tpot := at["ttft"], at["tpot"]
+	if ttft.State != verdict.Regressed && tpot.State != verdict.Regressed || !ttft.ChangePct.Valid || !tpot.ChangePct.Valid {
+		return
+	}
+	switch t, p := ttft.ChangePct.V, tpot.ChangePct.V; {
+	case t > 1.25*p:
+		r.Explanation = append(r.Explanation, "TTFT grew more than TPOT: prefill or waiting rather than decode")
+	case p > 1.25*t:
+		r.Explanation = append(r.Explanation, "TPOT grew more than TTFT: decode rather than prefill")
+	default:
+		r.Explanation = append(r.Explanation, "TTFT and TPOT grew alike: every step rather than one phase")
+	}
+}
+
+// words are a figure's name for people.
+func words(metric string) string {
+	switch metric {
+	case "kv_usage_mean":
+		return "mean use of the KV cache"
+	case "kv_usage_peak":
+		return "peak use of the KV cache"
+	case "kv_prefix_hit_rate":
+		return "prefix cache hits"
+	case "kv_preemptions":
+		return "preemptions"
+	case "server_waiting_mean":
+		return "requests waiting in the server"
+	}
+	return metric
+}
+
 // next says what to do, in the order of its worth.
 func (r *Report) next() {
 	r.Next = r.Next[:0]
-	for _, a := range r.Again {
+	for i, a := range r.Again {
+		if i == 3 && len(r.Again) > 4 {
+			r.Next = append(r.Next, fmt.Sprintf("run again: %d more (--json lists them)", len(r.Again)-3))
+			break
+		}
 		r.Next = append(r.Next, "run again: "+a)
 	}
 	for _, f := range r.Findings {
@@ -185,6 +238,8 @@ func (r *Report) next() {
 		}
 	}
 	switch {
+	case more > 50:
+		r.Next = append(r.Next, fmt.Sprintf("it would take %d more pairs to see a change of the tolerance's size: make the host quieter, or the runs longer", more))
 	case more > 0:
 		r.Next = append(r.Next, fmt.Sprintf("%d more pairs of fresh launches would see a change of the tolerance's size", more))
 	case r.Verdict == verdict.Inconclusive && r.Pairs == 1:
@@ -288,6 +343,11 @@ func environmentDifferences(a, b formats.Manifest) []Difference {
 			if strings.HasPrefix(k, "profile") || strings.HasPrefix(k, "slowdown") || strings.HasPrefix(k, "noise") || k == "replicas" || k == "route" {
 				m.to["simulator."+k] = v
 			}
+		}
+	}
+	for _, m := range []map[string]string{x, y} {
+		if c, ok := m["deployment.command"]; ok {
+			m["deployment.command"] = withoutPort(c)
 		}
 	}
 	if a.Model != b.Model {

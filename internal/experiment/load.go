@@ -5,6 +5,7 @@ package experiment
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -49,23 +50,14 @@ func Load(where string, o LoadOptions) (*Measured, error) {
 	if t.Manifest == nil {
 		return nil, fmt.Errorf("read run %s: %w", where, ErrNotARun)
 	}
-	m := &Measured{Where: where, Manifest: *t.Manifest, ClockMHz: math.NaN()}
-	m.Run = &verdict.Run{Label: t.Manifest.Label, Columns: map[string][]float64{}, Figures: map[string]float64{}}
-	if err := m.readRows(t); err != nil {
-		return nil, err
-	}
 	r, err := analyzer.OpenRun(where)
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	if m.Summary, err = analyzer.Summarize(r, analyzer.Options{SLO: o.SLO}); err != nil {
+	m, err := measure(where, r, t.All(rowColumns...), o)
+	if err != nil {
 		return nil, err
-	}
-	m.figures()
-	m.Invalid = slices.Clone(m.Summary.Invalid)
-	if !m.Summary.Valid && len(m.Invalid) == 0 {
-		m.Invalid = append(m.Invalid, "its own manifest says so")
 	}
 	if err := m.readGPUs(t); err != nil {
 		return nil, err
@@ -80,16 +72,37 @@ func Load(where string, o LoadOptions) (*Measured, error) {
 	return m, nil
 }
 
+// rowColumns are what measure reads of each row.
+var rowColumns = []formats.Column{
+	formats.ColArrivalIndex, formats.ColArrival, formats.ColPhase, formats.ColSent, formats.ColFirstToken, formats.ColFirstContent, formats.ColLastToken, formats.ColEnd,
+	formats.ColN, formats.ColOutputTokens, formats.ColInputTokens, formats.ColErrorKind, formats.ColEndReason, formats.ColEventTokens,
+	formats.ColEventGap, formats.ColEventChoice, formats.ColChoiceOutputTokens,
+}
+
+// measure makes what a decision needs of a run and its rows.
+func measure(where string, r *analyzer.Run, rows iter.Seq2[*formats.Exchange, error], o LoadOptions) (*Measured, error) {
+	m := &Measured{Where: where, Manifest: *r.Manifest, ClockMHz: math.NaN()}
+	m.Run = &verdict.Run{Label: r.Label, Columns: map[string][]float64{}, Figures: map[string]float64{}}
+	if err := m.readRows(rows); err != nil {
+		return nil, err
+	}
+	var err error
+	if m.Summary, err = analyzer.Summarize(r, analyzer.Options{SLO: o.SLO}); err != nil {
+		return nil, err
+	}
+	m.figures()
+	m.Invalid = slices.Clone(m.Summary.Invalid)
+	if !m.Summary.Valid && len(m.Invalid) == 0 {
+		m.Invalid = append(m.Invalid, "its own manifest says so")
+	}
+	return m, nil
+}
+
 // readRows fills the columns, by arrival index.
-func (m *Measured) readRows(t *formats.Trace) error {
+func (m *Measured) readRows(rows iter.Seq2[*formats.Exchange, error]) error {
 	metrics := make([]analyzer.Metric, len(columns))
 	for i, name := range columns {
 		metrics[i], _ = analyzer.MetricNamed(name)
-	}
-	need := []formats.Column{
-		formats.ColArrivalIndex, formats.ColArrival, formats.ColPhase, formats.ColSent, formats.ColFirstToken, formats.ColFirstContent, formats.ColLastToken, formats.ColEnd,
-		formats.ColN, formats.ColOutputTokens, formats.ColInputTokens, formats.ColErrorKind, formats.ColEndReason, formats.ColEventTokens,
-		formats.ColEventGap, formats.ColEventChoice, formats.ColChoiceOutputTokens,
 	}
 	cols := make([][]float64, len(columns)+2)
 	put := func(c int, i int64, v float64) {
@@ -99,7 +112,7 @@ func (m *Measured) readRows(t *formats.Trace) error {
 		cols[c][i] = v
 	}
 	indexed := false
-	for x, err := range t.All(need...) {
+	for x, err := range rows {
 		if err != nil {
 			return err
 		}
@@ -210,10 +223,14 @@ func SaturatedRate(where string) (float64, error) {
 		return 0, err
 	}
 	defer t.Close()
-	return saturatedRate(t)
+	rate, err := saturatedRate(t.All(formats.ColArrival, formats.ColPhase, formats.ColFirstToken, formats.ColLastToken, formats.ColOutputTokens))
+	if err != nil {
+		return 0, fmt.Errorf("measure the capacity of %s: %w", where, err)
+	}
+	return rate, nil
 }
 
-func saturatedRate(t *formats.Trace) (float64, error) {
+func saturatedRate(rows iter.Seq2[*formats.Exchange, error]) (float64, error) {
 	type edge struct {
 		at   int64   // ns
 		rate float64 // change of tokens per ns
@@ -221,7 +238,7 @@ func saturatedRate(t *formats.Trace) (float64, error) {
 	}
 	var edges []edge
 	total := 0.0
-	for x, err := range t.All(formats.ColArrival, formats.ColPhase, formats.ColFirstToken, formats.ColLastToken, formats.ColOutputTokens) {
+	for x, err := range rows {
 		if err != nil {
 			return 0, err
 		}
@@ -239,7 +256,7 @@ func saturatedRate(t *formats.Trace) (float64, error) {
 		edges = append(edges, edge{at: from, rate: r}, edge{at: to, rate: -r})
 	}
 	if total == 0 {
-		return 0, fmt.Errorf("measure the capacity of %s: no request has tokens and times", t.Name)
+		return 0, errors.New("no request has tokens and times")
 	}
 	slices.SortFunc(edges, func(a, b edge) int {
 		switch {
@@ -278,7 +295,7 @@ func saturatedRate(t *formats.Trace) (float64, error) {
 		rate = max(0, rate+e.rate)
 	}
 	if math.IsNaN(start) || math.IsNaN(end) || end <= start {
-		return 0, fmt.Errorf("measure the capacity of %s: all tokens came at once", t.Name)
+		return 0, errors.New("all tokens came at once")
 	}
 	return (hi - lo) / (end - start) * 1e9, nil
 }

@@ -43,7 +43,7 @@ func (r *Report) Markdown(w io.Writer) error {
 	}
 	fmt.Fprintf(b, "\n| metric | base | candidate | change | interval | verdict | could have seen |\n|---|--:|--:|--:|:-:|---|--:|\n")
 	for _, f := range r.Findings {
-		if !f.Gated && !f.WorthALook {
+		if !f.Gated && (!f.WorthALook || f.Better == "") {
 			continue
 		}
 		note := string(f.State)
@@ -62,6 +62,9 @@ func (r *Report) Markdown(w io.Writer) error {
 		fmt.Fprintf(b, "| %s | %s | %s | **%s** | %s | %s %s | %s |\n", describe(f), number(f.Base, f), number(f.Candidate, f), change(f), interval(f), mark, note, detectable(f))
 	}
 	b.WriteString("\n")
+	for _, n := range r.Explanation {
+		fmt.Fprintf(b, "* probably: %s\n", escape(n))
+	}
 	for _, n := range r.Next {
 		fmt.Fprintf(b, "* **next**: %s\n", escape(n))
 	}

@@ -88,7 +88,7 @@ func (p Policy) Decide(base, candidate []*verdict.Run, metrics []verdict.Metric,
 		f := verdict.Finding{Metric: m.Name, Unit: m.Unit, Better: m.Better, Statistic: "median over runs", Gated: m.Gate, State: verdict.Unchanged, Pairs: min(len(base), len(candidate)), Why: "by " + p.String()}
 		switch {
 		case m.Better == "":
-			f.Why = "explains; a change is neither better nor worse"
+			f.State, f.Why = verdict.Explains, ""
 		case d > limit:
 			f.State = verdict.Regressed
 		case d < -limit:

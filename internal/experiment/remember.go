@@ -209,6 +209,82 @@ func pairRecord(a, b *Measured, slow []int) history.Record {
 	return r
 }
 
+// Records are what a gate leaves in a history: its verdict; with runs also the launches, of identical builds both sides and their
+// differences, else the candidate's where it is not worse: so the history moves by itself only where all is well.
+func (s Sides) Records(r Report, db *history.DB, o Origin, aa, runs bool) ([]history.Record, error) {
+	all := append(slices.Clone(s.Base), s.Candidate...)
+	if len(all) == 0 {
+		return nil, nil
+	}
+	verdicts := history.Record{Kind: history.GateKind, At: time.Now().UTC(), Series: all[0].KeyOf().ID(), AA: aa, Verdict: string(r.Verdict), States: map[string]string{}, Commit: o.Commit, Branch: o.Branch}
+	for _, f := range r.Findings {
+		if f.Gated {
+			verdicts.States[f.Metric] = string(f.State)
+		}
+	}
+	out := []history.Record{verdicts}
+	if !runs {
+		return out, nil
+	}
+	var keep []*Measured
+	switch {
+	case aa:
+		keep = all
+	case r.Verdict == verdict.Unchanged || r.Verdict == verdict.Improved || r.Verdict == verdict.Small:
+		keep = s.Candidate
+	default:
+		return out, nil
+	}
+	records, err := Remember(keep, db, o, false)
+	if err != nil || !aa {
+		return append(out, records...), err
+	}
+	slow := slowSet(records, db, verdicts.Series)
+	for i := range min(len(s.Base), len(s.Candidate)) {
+		if usable(s.Base[i], s.Candidate[i], false) {
+			records = append(records, pairRecord(s.Base[i], s.Candidate[i], slow))
+		}
+	}
+	return append(out, records...), nil
+}
+
+func slowSet(records []history.Record, db *history.DB, series string) []int {
+	if s := db.Find(series); s != nil && s.Slow != nil {
+		return s.Slow
+	}
+	for _, r := range records {
+		if r.Kind == history.SlowKind && r.Series == series {
+			return r.Slow
+		}
+	}
+	return nil
+}
+
+// PastOfTrace is what a history says of the one series of a trace; nil where it has none or several. It is for a plan, before a run says
+// which series it is.
+func PastOfTrace(db *history.DB, sha256 string, metrics []verdict.Metric, window time.Duration) map[string]verdict.Past {
+	if db == nil {
+		return nil
+	}
+	var found *history.Series
+	for _, s := range db.Series() {
+		if s.Key["trace"] == sha256 {
+			if found != nil {
+				return nil
+			}
+			found = s
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	out := map[string]verdict.Past{}
+	for _, m := range metrics {
+		out[m.Name] = found.Past(m, time.Now(), window)
+	}
+	return out
+}
+
 // PastOf is what a history says of the runs' series, by metric, over a window before the first run.
 func PastOf(db *history.DB, m *Measured, metrics []verdict.Metric, window time.Duration) map[string]verdict.Past {
 	if db == nil {
@@ -266,7 +342,7 @@ const againstBaseline = "levels of launches against a baseline that was measured
 // CompareBaseline judges candidate runs against a baseline, beside which they were not measured.
 func CompareBaseline(b history.Baseline, path string, candidate []*Measured, o CompareOptions) (Report, error) {
 	r := Report{Schema: 1, Method: againstBaseline, Verdict: verdict.Inconclusive, Findings: []verdict.Finding{}, Runs: []RunRow{},
-		Differences: []Difference{}, Again: []string{}, Warnings: []string{}, Next: []string{}, FalseAlarms: o.FalseAlarms, Base: path, Candidate: names(candidate)}
+		Differences: []Difference{}, Explanation: []string{}, Again: []string{}, Warnings: []string{}, Next: []string{}, FalseAlarms: o.FalseAlarms, Base: path, Candidate: names(candidate)}
 	var runs []*verdict.Run
 	for i, m := range candidate {
 		if d := b.Key.Differs(m.KeyOf()); len(d) > 0 {

@@ -29,6 +29,9 @@ func (r *Report) Text(w io.Writer) error {
 	for _, f := range r.shown(12) {
 		fmt.Fprintf(b, "%-18s %9s %9s %8s %16s %-12s %s\n", f.Metric, number(f.Base, f), number(f.Candidate, f), change(f), interval(f), state(f), detectable(f))
 	}
+	for _, s := range r.Explanation {
+		fmt.Fprintf(b, "probably: %s\n", s)
+	}
 	for _, s := range r.Warnings {
 		fmt.Fprintf(b, "note: %s\n", s)
 	}
@@ -85,7 +88,7 @@ func count(n int, what string) string {
 // shown are the gated metrics and then those worth a look, at most n.
 func (r *Report) shown(n int) []verdict.Finding {
 	out := slices.DeleteFunc(slices.Clone(r.Findings), func(f verdict.Finding) bool { // what explains has to have moved
-		return !f.Gated && !f.WorthALook && math.Abs(f.ChangePct.V) < f.TolerancePct && (f.Better == "" || f.ChangePct.V == 0)
+		return !f.Gated && !f.WorthALook && (f.Better == "" || f.ChangePct.V == 0)
 	})
 	rank := func(f verdict.Finding) int {
 		switch {

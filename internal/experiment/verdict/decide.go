@@ -20,6 +20,7 @@ const (
 	Small        State = "small"
 	Unchanged    State = "unchanged"
 	Improved     State = "improved"
+	Explains     State = "explains" // of a metric whose change is neither better nor worse
 )
 
 // Null is a figure that may be unknown.
@@ -46,7 +47,7 @@ type Finding struct {
 	Pairs          int               `json:"pairs"`
 	PairChangesPct []float64         `json:"pair_changes_pct"` // each pair's own, in order
 	History        *Band             `json:"history"`          // null without one
-	WorthALook     bool              `json:"worth_a_look"`     // of a metric that does not gate: its change is no chance at a false discovery rate of 5 %
+	WorthALook     bool              `json:"worth_a_look"`     // of a metric that does not gate: its change is no chance (a false discovery rate of 5 %; of one that explains, at 1 %)
 	Why            string            `json:"why"`              // in words, where the state needs some
 }
 
@@ -330,9 +331,9 @@ func correct(rows []*row, alpha float64) {
 		w.f.WorthALook = marked[i] && math.Abs(w.e.Mean) >= w.m.scale(w.m.Minimum)
 	}
 	for _, w := range rows {
-		if w.m.Better == "" && !w.fixed {
-			w.f.State, w.f.P = Unchanged, Null{}
-			w.f.Why = "explains; a change is neither better nor worse"
+		if w.m.Better == "" && !w.fixed { // marked where it moved: more than its tolerance, and not by chance
+			w.f.State, w.f.P = Explains, Null{}
+			w.f.WorthALook = math.Abs(w.e.Mean) >= w.m.scale(w.m.Tolerance) && 2*min(w.e.P(), 1-w.e.P()) < 0.01
 		}
 	}
 }

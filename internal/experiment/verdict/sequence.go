@@ -8,7 +8,8 @@ type Sequence struct {
 	Options Options // Alpha and Fixed are the sequence's own
 	Plan    []Look  // nil: Looks, by whether every gated metric has a prior
 
-	looked   int // looks taken
+	looked   int     // looks taken
+	spent    float64 // of the level
 	findings []Finding
 }
 
@@ -22,18 +23,44 @@ func (s *Sequence) Next(base, candidate []*Run) ([]Finding, bool, error) {
 	for s.looked+1 < len(s.Plan) && pairs >= s.Plan[s.looked+1].Pairs {
 		s.looked++ // a look that was passed over is not made up for
 	}
-	o := s.Options
-	o.Alpha, o.Fixed = s.Plan[s.looked].Alpha, map[string]Finding{}
+	alpha := s.Plan[s.looked].Alpha
 	s.looked++
+	err := s.look(base, candidate, alpha)
+	return s.findings, true, err
+}
+
+func (s *Sequence) look(base, candidate []*Run, alpha float64) (err error) {
+	o := s.Options
+	o.Alpha, o.Fixed = alpha, map[string]Finding{}
+	s.spent += alpha
 	for _, f := range s.findings {
 		if f.Gated && f.State != Inconclusive {
 			o.Fixed[f.Metric] = f
 		}
 	}
-	var err error
 	s.findings, err = Decide(base, candidate, o)
-	return s.findings, true, err
+	return err
 }
+
+// Last looks once more with what is left of the level, where an end that has nothing to do with the figures, such as a budget, came
+// between two looks. After the last planned look, or where nothing came in since the one before, it only returns what is known.
+func (s *Sequence) Last(base, candidate []*Run) ([]Finding, error) {
+	s.plan()
+	pairs := min(len(base), len(candidate))
+	if s.looked >= len(s.Plan) || pairs == 0 || s.Done() || s.looked > 0 && pairs <= s.Plan[s.looked-1].Pairs {
+		return s.findings, nil
+	}
+	left := -s.spent
+	for _, l := range s.Plan {
+		left += l.Alpha
+	}
+	s.looked = len(s.Plan)
+	err := s.look(base, candidate, left)
+	return s.findings, err
+}
+
+// Spent is how much of the level the looks so far have used.
+func (s *Sequence) Spent() float64 { return s.spent }
 
 func (s *Sequence) plan() {
 	if s.Plan != nil {

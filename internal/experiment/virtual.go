@@ -1,0 +1,95 @@
+package experiment
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/shadowtape/shadowtape/analyzer"
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/virtual"
+)
+
+// Virtual launches simulated servers in virtual time, so that a gate can be tried on hundreds of experiments. Each launch draws its own
+// noise. Its Launch is safe for concurrent use.
+type Virtual struct {
+	Rows            []*formats.Exchange // of the trace, in order
+	Header          formats.Header
+	Base, Candidate virtual.Options // Seed, Sample and Header are set
+	Seed            uint64
+	Saturate        int // requests of the saturated phase, all at once; 0: none
+	SLO             []analyzer.Limit
+}
+
+// Launch simulates one leg.
+func (v *Virtual) Launch(ctx context.Context, l Leg) (*Measured, error) {
+	o := v.Base
+	side := uint64(1)
+	if l.Arm == Candidate {
+		o, side = v.Candidate, 2
+	}
+	o.Seed = mix(v.Seed + mix(uint64(l.Pair)<<20|uint64(l.Try)<<8|side))
+	o.Header, o.Sample = v.Header, time.Second
+	rows, server, st, err := v.play(ctx, o, v.Rows)
+	if err != nil {
+		return nil, err
+	}
+	m := &formats.Manifest{Schema: 1, Label: l.Name(), Kind: "simulate", Seed: int64(o.Seed >> 1), TracePath: "virtual", TraceSHA256: "virtual", Model: o.Profile.Model, Valid: true,
+		StartUnixNS: st.StartUnixNS, EndUnixNS: st.EndUnixNS, Requests: st.RequestCounts,
+		Options: map[string]any{"slowdown": map[string]any{"prefill": o.Slowdown.Prefill, "decode": o.Slowdown.Decode}, "profile": map[string]any{"name": o.Profile.Name, "pages": o.Profile.Pages,
+			"max_num_seqs": o.Profile.MaxSeqs, "token_budget": o.Profile.TokenBudget}}}
+	out, err := measure(l.Name(), analyzer.RunOf(l.Name(), m, rows, server), sequence(rows), LoadOptions{SLO: v.SLO})
+	if err != nil || v.Saturate == 0 {
+		return out, err
+	}
+	burst := make([]*formats.Exchange, min(v.Saturate, len(v.Rows)))
+	for i := range burst {
+		x := *v.Rows[i]
+		x.ArrivalUnixNS = v.Rows[0].ArrivalUnixNS
+		burst[i] = &x
+	}
+	o.Sample = 0
+	rows, _, _, err = v.play(ctx, o, burst)
+	if err != nil {
+		return nil, err
+	}
+	rate, err := saturatedRate(sequence(rows))
+	if err != nil {
+		return nil, fmt.Errorf("measure the capacity: %w", err)
+	}
+	out.Run.Figures["capacity"] = rate
+	return out, nil
+}
+
+func (v *Virtual) play(ctx context.Context, o virtual.Options, in []*formats.Exchange) (rows []*formats.Exchange, server []formats.ServerSample, st virtual.Stats, err error) {
+	st, err = virtual.Run(ctx, sequence(in), o, virtual.Output{
+		Exchange: func(x *formats.Exchange) error {
+			c := *x
+			c.EventGapUS, c.EventTokens, c.EventChoice, c.EventFlags = slices.Clone(x.EventGapUS), slices.Clone(x.EventTokens), slices.Clone(x.EventChoice), slices.Clone(x.EventFlags)
+			rows = append(rows, &c)
+			return nil
+		},
+		Server: func(s []formats.ServerSample) error { server = append(server, s...); return nil },
+	})
+	return rows, server, st, err
+}
+
+func sequence(rows []*formats.Exchange) iter.Seq2[*formats.Exchange, error] {
+	return func(yield func(*formats.Exchange, error) bool) {
+		for _, x := range rows {
+			if !yield(x, nil) {
+				return
+			}
+		}
+	}
+}
+
+// mix spreads a seed over all its bits (the finalizer of SplitMix64: Steele, Lea and Flood, 2014).
+func mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
