@@ -61,6 +61,11 @@ type input struct {
 	closers []io.Closer
 }
 
+// newReader is a file that is read alone.
+func newReader(name string, r io.Reader, h *formats.Header, notes map[string]int64, hash *hasher) *input {
+	return &input{name: name, r: bufio.NewReaderSize(r, 1<<20), header: h, notes: notes, hash: hash}
+}
+
 // peek is the beginning of the content.
 func (in *input) peek() []byte {
 	b, _ := in.r.Peek(headBytes)
