@@ -27,8 +27,8 @@ type Selection struct {
 // SampleUnit is what sampling keeps or leaves out as a whole. Thinning single requests would change how they cluster.
 type SampleUnit string
 
-// The units. Sessions are told apart by the session named in a request's header or body, else by tenant, else by connection; tenants by
-// the tenant header or the key sent, else by connection. Recorders with the same key keep the same ones.
+// The units. A session is the one that a request's header or body names, else a conversation, else a tenant, else a connection; a tenant
+// is the one that the header names, else the key sent, else a connection. Recorders with the same key keep the same ones.
 const (
 	SampleSessions SampleUnit = "session" // also what "" means
 	SampleTenants  SampleUnit = "tenant"

@@ -86,6 +86,7 @@ func TestRecordInterface(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &c); err != nil || code != exitGood || c.Exchanges != 5 || c.Complete != 5 || c.Streamed != 5 || c.WithUsage != 5 || c.KernelDrops != 0 || c.Packets == 0 || c.Endpoints["chat_completions"] != 5 {
 		t.Errorf("%d %s %s %v", code, out, errs, err)
 	}
+	documentedKeys(t, "record --check", out)
 	code, out, errs = command(func() {}, "--check")
 	if code != exitGood || !strings.Contains(out, "0 exchanges") || !strings.Contains(out, "no packet") {
 		t.Errorf("%d %s %s", code, out, errs)

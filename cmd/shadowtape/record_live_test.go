@@ -296,6 +296,9 @@ func TestKilled(t *testing.T) {
 func TestRecordSink(t *testing.T) {
 	rec := filepath.Join(t.TempDir(), "rec")
 	s := startRecording(t, "--sink", "127.0.0.1:0", "-o", rec, "--key-file", keyFile(t), "--json", "--metrics-listen", "127.0.0.1:0", "--sample-by", "tenant")
+	if resp, err := http.Get(s.base + "/health"); err == nil { // filtered
+		resp.Body.Close()
+	}
 	for i := range 5 {
 		resp, err := http.Post(s.base+"/v1/chat/completions", "application/json", strings.NewReader(fmt.Sprintf(`{"model":"m","max_tokens":%d,"messages":[{"role":"user","content":"x"}]}`, i+1)))
 		if err != nil {
@@ -311,6 +314,7 @@ func TestRecordSink(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &a); err != nil || code != exitGood || a.Written != 5 || !strings.Contains(errs, "metrics on http://") {
 		t.Errorf("%d %s %s %v", code, out, errs, err)
 	}
+	documentedKeys(t, "record", out)
 	if code, out, errs := shadowtape(t, "inspect", rec); code != exitGood || !strings.Contains(out, "5 exchanges") {
 		t.Errorf("%d %s %s", code, out, errs)
 	}
