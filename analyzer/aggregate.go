@@ -101,6 +101,20 @@ var aggregates = []Aggregate{
 	}, {
 		Name: "server_waiting_mean", Unit: "requests", Better: "lower", Definition: "requests in the server's queue, time-weighted mean of its gauge, summed over engines",
 		Of: func(w *Window) (float64, bool) { return w.Server.WaitingMean.V, w.Server.WaitingMean.Valid },
+	}, {
+		Name: "gpu_energy_per_token", Unit: "J/token", Better: "lower", Definition: "joules of all watched GPUs in the measured window, from their energy counters ÷ output tokens received",
+		Of: func(w *Window) (float64, bool) {
+			if !w.Server.gpu.energyJ.Valid || w.OutputKnown == 0 || w.OutputTokens == 0 {
+				return 0, false
+			}
+			return w.Server.gpu.energyJ.V / float64(w.OutputTokens), true
+		},
+	}, {
+		Name: "gpu_power", Unit: "W", Definition: "mean power of the watched GPUs, summed over them",
+		Of: func(w *Window) (float64, bool) { return w.Server.gpu.powerW.V, w.Server.gpu.powerW.Valid },
+	}, {
+		Name: "gpu_throttled", Unit: "share", Definition: "readings in which a GPU's clocks were cut by its power limit, by heat or by the hardware ÷ readings, of the worst GPU",
+		Of: func(w *Window) (float64, bool) { return w.Server.gpu.throttled.V, w.Server.gpu.throttled.Valid },
 	},
 }
 

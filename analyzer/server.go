@@ -27,6 +27,8 @@ type Server struct {
 	IterationTokens formats.Null[float64] `json:"iteration_tokens"` // tokens of a step, mean
 	KVUsageSum      formats.Null[float64] `json:"-"`                // mean usage, summed over engines
 	Engines         int                   `json:"-"`
+
+	gpu gpuFigures
 }
 
 // quantity is what a series means to us, whatever its server calls it.
@@ -119,7 +121,9 @@ func readServer(r *Run, from, to int64) (Server, error) {
 		x.hold(to, from, to)
 	}
 	s.fill(all)
-	return s, nil
+	var err error
+	s.gpu, err = readGPUs(r, from, to)
+	return s, err
 }
 
 func (x *series) add(at int64, v float64, from, to int64) {
