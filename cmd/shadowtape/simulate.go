@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/sim"
 	"github.com/shadowtape/shadowtape/internal/virtual"
+	"github.com/shadowtape/shadowtape/internal/workload"
 )
 
 // simulateFlags are the flags of simulate as given.
@@ -35,14 +37,14 @@ type simulateFlags struct {
 func simulateCommand(a *app) *cobra.Command {
 	var f simulateFlags
 	c := &cobra.Command{
-		Use:   "simulate TRACE --profile NAME -o RUN",
+		Use:   "simulate TRACE|WORKLOAD.json --profile NAME -o RUN",
 		Short: "Send a trace through simulated servers in virtual time: a day in seconds, a run like any other",
 		Long: `Simulate answers what a deployment would do with a trace before there is one: how many replicas, how many pages, what twice the load does.
 Its engine is the one of ` + "`shadowtape sim`" + `, its clock is not: nothing is sent and nothing waits. The run can be analyzed and compared like a
 replay's. The same seed gives the same run.`,
 		Example: `  shadowtape simulate prod.trace --profile llama-3.1-8b-h100 -o sim1
   shadowtape simulate prod.trace --speed 2 --replicas 4 --route prefix -o sim2
-  shadowtape simulate prod.trace --pages 8000 --slowdown decode=1.15 --noise launch=2%,step=1% --seed 7 -o sim3`,
+  shadowtape simulate workload.json --duration 24h --pages 8000 --slowdown decode=1.15 --noise launch=2%,step=1% --seed 7 -o sim3`,
 		Args: exactArgs("TRACE"),
 		RunE: func(c *cobra.Command, args []string) error { return a.simulate(c, args[0], f) },
 	}
@@ -83,7 +85,7 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	if err := o.Validate(); err != nil {
 		return usageError(err, "shadowtape simulate --help")
 	}
-	in, err := openRequests(where)
+	in, err := openRequests(where, workload.Options{Seed: f.seed, Seconds: f.duration.Seconds() * f.speed, Requests: f.maxRequests})
 	if err != nil {
 		return err
 	}
@@ -190,16 +192,24 @@ func stateLog(name string) (step func(int, int64, engine.Step) error, finish fun
 
 // requests is something that requests can be read from.
 type requests struct {
-	all    func(yield func(*formats.Exchange, error) bool)
+	all    iter.Seq2[*formats.Exchange, error]
 	header formats.Header
 	sha256 string
 	close  func() error
 }
 
-// openRequests opens a trace or a run.
-func openRequests(where string) (in requests, err error) {
+// openRequests opens a trace, a run, or a workload model, whose requests are generated with the given options.
+func openRequests(where string, o workload.Options) (in requests, err error) {
 	if strings.HasSuffix(where, ".json") {
-		return in, usageError(fmt.Errorf("open %s: workload models cannot be simulated yet", where), "")
+		m, err := readModel(where)
+		if err != nil {
+			return in, err
+		}
+		rows, err := m.Generate(o)
+		if err != nil {
+			return in, withHint(fmt.Errorf("open %s: %w", where, err), "--duration or --max-requests")
+		}
+		return requests{all: rows, header: m.Header(), close: func() error { return nil }}, nil
 	}
 	t, err := formats.Open(where)
 	if err != nil {

@@ -17,7 +17,7 @@ func drawn(l Length, n int) []float64 {
 }
 
 func TestLengthsHaveTheirMoments(t *testing.T) {
-	const n = 200000
+	const n = 60000
 	for _, test := range []struct {
 		l                   Length
 		mean, p50, p99, max float64 // 0: not checked
@@ -43,7 +43,7 @@ func TestLengthsHaveTheirMoments(t *testing.T) {
 			name      string
 			got, want float64
 		}{{"mean", mean, test.mean}, {"p50", v[n/2], test.p50}, {"p99", v[n*99/100], test.p99}, {"max", v[n-1], test.max}} {
-			if c.want != 0 && math.Abs(c.got/c.want-1) > 0.03 {
+			if c.want != 0 && math.Abs(c.got/c.want-1) > 0.05 {
 				t.Errorf("%+v: %s %v, want %v", test.l, c.name, c.got, c.want)
 			}
 		}
@@ -60,7 +60,7 @@ func TestFitLengthGivesTheFamilyBack(t *testing.T) {
 		if l.Family == Mixture {
 			tolerance = 0.2 // where the tail begins is not in the data: body and tail overlap
 		}
-		got, err := FitLength(l.Family, drawn(l, 100000))
+		got, err := FitLength(l.Family, drawn(l, 40000))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,7 @@ import (
 
 func TestElementaryFunctions(t *testing.T) {
 	s := source{1}
-	for range 100000 {
+	for range 20000 {
 		x := s.normal() * 50
 		if got, want := exp(x), math.Exp(x); math.Abs(got/want-1) > 1e-14 {
 			t.Fatalf("exp(%v) = %v, want %v", x, got, want)
@@ -48,12 +48,12 @@ func TestMomentsOfDraws(t *testing.T) {
 		{"poisson 3", func() float64 { return float64(s.poisson(3)) }, 3, 3},
 		{"poisson 500", func() float64 { return float64(s.poisson(500)) }, 500, 500},
 	} {
-		const n = 200000
+		const n = 60000
 		mean, variance := moments(n, test.draw)
 		if se := math.Sqrt(test.variance / n); math.Abs(mean-test.mean) > 5*se {
 			t.Errorf("%s: mean %v, want %v", test.name, mean, test.mean)
 		}
-		if math.Abs(variance/test.variance-1) > 0.04 {
+		if math.Abs(variance/test.variance-1) > 0.06 {
 			t.Errorf("%s: variance %v, want %v", test.name, variance, test.variance)
 		}
 	}
