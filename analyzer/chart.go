@@ -68,6 +68,7 @@ type Charts struct {
 	Quantiles    map[string]Points `json:"quantiles"`
 	Slowest      []Slow            `json:"slowest"` // by end-to-end latency, then time to first token
 	Interference Interference      `json:"interference"`
+	Anomalies    []Anomaly         `json:"-"` // by time
 }
 
 // chartShares are dense in the tail.
@@ -94,6 +95,7 @@ type binned struct {
 	prefilling []float64 // share of a model cell in prefill; nil where unknown
 	cell       float64
 	itl        [2]stats.Moments // decode only, mixed
+	signs      signs
 }
 
 var chartLatencies = [4]string{"ttft", "tpot", "itl", "e2el"}
@@ -102,6 +104,18 @@ const slowest = 20
 
 // Chart reads a run again for its charts. s is its summary.
 func Chart(r *Run, s *Summary) (*Charts, error) {
+	var l *load
+	if s.Mix != nil {
+		var err error
+		if l, err = readLoad(r, s.Window.FromUnixNS, s.Window.ToUnixNS); err != nil {
+			return nil, err
+		}
+	}
+	return chart(r, s, l)
+}
+
+// chart makes the charts; l is nil where the run is not modelled.
+func chart(r *Run, s *Summary, l *load) (*Charts, error) {
 	w := &s.Window
 	c := &Charts{FromUnixNS: w.FromUnixNS, StepS: w.Seconds / ChartBins, Time: map[string]Points{}, Share: chartShares(), Quantiles: map[string]Points{}}
 	if w.Seconds <= 0 {
@@ -115,7 +129,7 @@ func Chart(r *Run, s *Summary) (*Charts, error) {
 		}
 	}
 	parts := make([]*binned, workers())
-	columns := append(append([]formats.Column{formats.ColExchangeID, formats.ColRequestModel}, metricColumns...), gapColumns...)
+	columns := append(append([]formats.Column{formats.ColExchangeID, formats.ColRequestModel, formats.ColAttempt}, metricColumns...), gapColumns...)
 	err := r.each(columns, len(parts), func(i int) func(*formats.Exchange) {
 		b := newBinned(w, prefilling)
 		parts[i] = b
@@ -134,9 +148,7 @@ func Chart(r *Run, s *Summary) (*Charts, error) {
 		}
 	}
 	b.fill(c)
-	if err := chartModels(r, s, c); err != nil {
-		return nil, err
-	}
+	chartModels(s, l, c)
 	if err := chartServer(r, w, c); err != nil {
 		return nil, err
 	}
@@ -144,6 +156,7 @@ func Chart(r *Run, s *Summary) (*Charts, error) {
 		return nil, err
 	}
 	c.Interference.correlate(c.Time)
+	c.Anomalies = append(b.signs.find(s, c, l), throttled(r, w)...)
 	return c, nil
 }
 
@@ -196,6 +209,7 @@ func (b *binned) add(x *formats.Exchange) {
 		}
 	}
 	b.gaps(x)
+	b.signs.add(x, b)
 	if slow.E2EL.Valid || slow.TTFT.Valid {
 		b.keep(slow)
 	}
@@ -260,6 +274,7 @@ func (b *binned) merge(o *binned) {
 	for _, s := range o.slow {
 		b.keep(s)
 	}
+	b.signs.merge(&o.signs)
 }
 
 func (b *binned) fill(c *Charts) {
@@ -296,13 +311,9 @@ func (b *binned) fill(c *Charts) {
 }
 
 // chartModels adds in flight, token rates, pages and mix.
-func chartModels(r *Run, s *Summary, c *Charts) error {
-	if s.Mix == nil {
-		return nil
-	}
-	l, err := readLoad(r, s.Window.FromUnixNS, s.Window.ToUnixNS)
-	if err != nil {
-		return err
+func chartModels(s *Summary, l *load, c *Charts) {
+	if s.Mix == nil || l == nil {
+		return
 	}
 	inFlight, prefill, output := newGrid(l.from, l.to), newGrid(l.from, l.to), newGrid(l.from, l.to)
 	for i := range l.requests {
@@ -320,7 +331,6 @@ func chartModels(r *Run, s *Summary, c *Charts) error {
 	for i, name := range []string{"mix_idle", "mix_prefill", "mix_decode", "mix_mixed"} {
 		c.Time[name] = shrink(s.Mix.early.charts[i].cells(), ChartBins)
 	}
-	return nil
 }
 
 // ratios divides point by point; nothing by nothing is a gap.

@@ -19,6 +19,8 @@ type CompareOptions struct {
 	Draws        int     // of the bootstrap; default 2000
 	Seed         int64   // of the bootstrap
 	AllowInvalid bool    // give a verdict although a side is invalid
+	FleetGPUs    int     // with a price: what the change costs a fleet of so many in a month
+	GPUHourPrice float64 // in any currency
 }
 
 // Validate reports every option that cannot be used.
@@ -102,6 +104,8 @@ type Diff struct {
 	Blocks     int      `json:"blocks"` // of time that the interval resamples
 	Metrics    []Change `json:"metrics"`
 	Warnings   []string `json:"warnings"`
+
+	Cost *FleetCost `json:"cost,omitempty"`
 }
 
 // ErrIncomparable is what Compare's error wraps where two runs are of different traffic.
@@ -150,6 +154,7 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 		d.Metrics = append(d.Metrics, m.attainment(sa, sb, o))
 	}
 	d.Metrics = append(d.Metrics, unpaired(sa, sb)...)
+	d.Cost = fleetCost(o.FleetGPUs, o.GPUHourPrice, sa, sb)
 	d.Verdict = Same
 	for _, c := range d.Metrics {
 		if c.Gates && c.Verdict == Worse {

@@ -25,6 +25,11 @@ func (d Diff) Text(w io.Writer) error {
 	for _, c := range d.Metrics {
 		line("%-18s %5s %8s %8s %9s  %-16s %s", c.Name, shortUnit(c.Unit), cell(c.Base), cell(c.Candidate), signed(c), interval(c), mark(c))
 	}
+	if c := d.Cost; c != nil && c.ChangePerMonth.Valid {
+		line("cost: %s a month for a fleet of %d GPUs at %s an hour", number(c.ChangePerMonth.V), c.FleetGPUs, number(c.GPUHourPrice))
+	} else if c != nil {
+		line("cost: unknown: %s", c.Reason)
+	}
 	for i, warning := range d.Warnings {
 		if i == 3 {
 			line("warning: %d more in --json", len(d.Warnings)-i)

@@ -17,14 +17,15 @@ type Document struct {
 
 // Capacity is what load a service carries within its SLO, from runs of several request rates.
 type Capacity struct {
-	Attain      float64 `json:"attain"`        // share of requests that must meet the limits
-	RequestRate Null    `json:"request_rate"`  // the highest rate at which they did, as they did at every lower one
-	OutputRate  Null    `json:"output_rate"`   // tokens per second at that rate
-	Label       string  `json:"label"`         // of that run
-	NextRate    Null    `json:"next_rate"`     // the lowest rate at which they did not: the true limit lies between
-	NextLabel   string  `json:"next_label"`    // of that run
-	Runs        int     `json:"runs"`          // valid ones that were compared
-	Invalid     int     `json:"runs_left_out"` // invalid ones
+	Attain      float64 `json:"attain"`                    // share of requests that must meet the limits
+	RequestRate Null    `json:"request_rate"`              // the highest rate at which they did, as they did at every lower one
+	OutputRate  Null    `json:"output_rate"`               // tokens per second at that rate
+	Label       string  `json:"label"`                     // of that run
+	PerMillion  Null    `json:"per_million_output_tokens"` // at that rate, where a price was given
+	NextRate    Null    `json:"next_rate"`                 // the lowest rate at which they did not: the true limit lies between
+	NextLabel   string  `json:"next_label"`                // of that run
+	Runs        int     `json:"runs"`                      // valid ones that were compared
+	Invalid     int     `json:"runs_left_out"`             // invalid ones
 }
 
 // CapacityOf finds the highest request rate within the SLO among runs that were summarized with one. A rate only counts where every
@@ -46,6 +47,9 @@ func CapacityOf(runs []Summary, attain float64) *Capacity {
 			break
 		}
 		c.RequestRate, c.OutputRate, c.Label = known(rate(s)), s.Aggregates["output_rate"].Value, s.Label
+		if s.Cost != nil {
+			c.PerMillion = s.Cost.PerMillionOutputTokens
+		}
 	}
 	return c
 }

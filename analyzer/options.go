@@ -21,6 +21,8 @@ type Options struct {
 	From, To     time.Duration // arrivals in [From, To) after the first measured one; a To of 0 is the end
 	By           string        // one of Breakdowns: figures for each value of a column beside those of the whole
 	Sizes        Sizes         // of the server's cache, where neither it nor the manifest says them
+	GPUs         int           // that served the run; 0 with a price means one
+	GPUHourPrice float64       // in any currency; 0: no cost is computed
 	NoModels     bool          // leave out the page and mix models
 	ExactSamples int           // samples of a metric that are kept for exact quantiles before a sketch takes over; 0 means stats.DefaultExact
 }
@@ -41,6 +43,9 @@ func (o Options) Validate() error {
 	}
 	if o.From < 0 || o.To < 0 || o.To > 0 && o.To <= o.From {
 		all = append(all, fmt.Errorf("from %v to %v: that is no stretch of time", o.From, o.To))
+	}
+	if o.GPUs < 0 || o.GPUHourPrice < 0 {
+		all = append(all, fmt.Errorf("%d GPUs at %v an hour: below 0", o.GPUs, o.GPUHourPrice))
 	}
 	if o.Sizes.BlockSize < 0 || o.Sizes.Pages < 0 {
 		all = append(all, fmt.Errorf("block size %d, pages %d: below 0", o.Sizes.BlockSize, o.Sizes.Pages))

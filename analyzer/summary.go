@@ -66,6 +66,11 @@ type Summary struct {
 	Pages      *Pages             `json:"pages,omitempty"`  // the KV cache as the exchanges imply it
 	Mix        *Mix               `json:"mix,omitempty"`    // prefill and decode as the exchanges imply them
 
+	Interference *Interference `json:"interference,omitempty"` // what prefill did to running streams
+	Anomalies    []Anomaly     `json:"anomalies"`              // by time
+	Cost         *Cost         `json:"cost,omitempty"`         // where a price was given
+	Charts       *Charts       `json:"-"`                      // for reports; nil where the run is not modelled
+
 	Window Window `json:"-"`
 }
 
@@ -86,7 +91,7 @@ func Summarize(r *Run, o Options) (Summary, error) {
 	}
 	s := Summary{
 		Label: r.Label, Kind: r.Kind, WindowS: w.Seconds, Warmup: t.warmup, Requests: w.Requests, Confidence: intervalConfidence,
-		Errors: t.errors, Dropped: t.dropped, Warnings: []string{}, By: o.By, Window: *w,
+		Errors: t.errors, Dropped: t.dropped, Warnings: []string{}, Anomalies: []Anomaly{}, By: o.By, Window: *w,
 	}
 	s.Metrics, s.Aggregates = t.tables()
 	for _, value := range sortedKeys(groups) {
@@ -100,6 +105,7 @@ func Summarize(r *Run, o Options) (Summary, error) {
 		s.Groups = append(s.Groups, group)
 	}
 	slices.SortStableFunc(s.Groups, func(a, b Group) int { return cmp.Compare(b.Requests.Scheduled, a.Requests.Scheduled) })
+	s.Cost = costOf(o, s.Aggregates["output_rate"].Value)
 	if err := s.model(r, o); err != nil {
 		return Summary{}, err
 	}
@@ -214,6 +220,10 @@ func (s *Summary) model(r *Run, o Options) error {
 		return err
 	}
 	s.Mix = modelMix(l, w)
+	if s.Charts, err = chart(r, s, l); err != nil {
+		return err
+	}
+	s.Interference, s.Anomalies = &s.Charts.Interference, s.Charts.Anomalies
 	return nil
 }
 

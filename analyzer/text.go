@@ -43,7 +43,18 @@ func (s Summary) Text(w io.Writer) error {
 		s.table(line)
 	}
 	s.byTable(line)
-	listed(line, "warning: ", s.Warnings)
+	if c := s.Cost; c != nil {
+		line("cost     %s per million output tokens at this rate (%d GPUs at %s an hour)", cell(c.PerMillionOutputTokens), c.GPUs, number(c.GPUHourPrice))
+	}
+	var notes []string
+	for _, a := range s.Anomalies {
+		at := ""
+		if a.AtS.Valid {
+			at = " at " + number(a.AtS.V) + " s"
+		}
+		notes = append(notes, a.Name+at+": "+a.Evidence)
+	}
+	listed(line, "", append(notes, prefixed("warning: ", s.Warnings)...))
 	return b.Flush()
 }
 
@@ -62,6 +73,14 @@ func (s Summary) models(line func(string, ...any)) {
 	if m := s.Mix; m != nil && m.Late.Idle.Valid {
 		line("mix      idle %s, prefill %s, decode %s, mixed %s · %s switches/s", between(m.Late.Idle, m.Early.Idle), between(m.Late.PrefillOnly, m.Early.PrefillOnly), between(m.Late.DecodeOnly, m.Early.DecodeOnly), between(m.Late.Mixed, m.Early.Mixed), cell(m.Early.SwitchesPerS))
 	}
+}
+
+func prefixed(prefix string, all []string) []string {
+	out := make([]string, len(all))
+	for i, s := range all {
+		out[i] = prefix + s
+	}
+	return out
 }
 
 // listed writes the first two of some lines, and how many more there are.

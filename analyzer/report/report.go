@@ -66,9 +66,11 @@ func Read(runs []*analyzer.Run, o analyzer.Options) (Report, error) {
 		if err != nil {
 			return r, err
 		}
-		c, err := analyzer.Chart(run, &s)
-		if err != nil {
-			return r, err
+		c := s.Charts
+		if c == nil {
+			if c, err = analyzer.Chart(run, &s); err != nil {
+				return r, err
+			}
 		}
 		r.Runs = append(r.Runs, Run{s, c})
 	}

@@ -25,6 +25,8 @@ func analyzeCommand(a *app) *cobra.Command {
 		from, to           time.Duration
 		attain             float64
 		sizes              analyzer.Sizes
+		gpus               int
+		price              float64
 	}
 	c := &cobra.Command{
 		Use:   "analyze RUN…",
@@ -44,7 +46,7 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 			if err != nil {
 				return usageError(err, "--slo ttft=500ms,tpot=50ms")
 			}
-			opts := analyzer.Options{SLO: slo, By: o.by, From: o.from, To: o.to, Sizes: o.sizes}
+			opts := analyzer.Options{SLO: slo, By: o.by, From: o.from, To: o.to, Sizes: o.sizes, GPUs: o.gpus, GPUHourPrice: o.price}
 			if err := opts.Validate(); err != nil {
 				return usageError(err, c.CommandPath()+" --help")
 			}
@@ -112,6 +114,8 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 	f.DurationVar(&o.to, "to", 0, "leave out arrivals from this time after the first on (default: the end)")
 	f.IntVar(&o.sizes.BlockSize, "block-size", 0, "tokens in a page of the KV cache (default: the server's, the manifest's, or 16)")
 	f.Int64Var(&o.sizes.Pages, "pages", 0, "pages of the KV cache (default: the server's or the manifest's)")
+	f.Float64Var(&o.price, "gpu-hour-price", 0, "price of a GPU for an hour, in any currency: adds the cost of a million output tokens")
+	f.IntVar(&o.gpus, "gpus", 1, "GPUs that served the run")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although a run is invalid")
 	return c
 }

@@ -146,9 +146,9 @@ func TestJSONIsDocumented(t *testing.T) {
 	}
 	base, slow, bad := writeRun(t, 300, 1, true), writeRun(t, 300, 1.15, true), writeRun(t, 300, 1, false)
 	for verb, args := range map[string][]string{
-		"analyze": {"analyze", base, slow, bad, "--json", "--by", "endpoint", "--slo", "ttft=60ms"},
+		"analyze": {"analyze", base, slow, bad, "--json", "--by", "endpoint", "--slo", "ttft=60ms", "--gpu-hour-price", "2"},
 		"inspect": {"inspect", base, "--json"},
-		"diff":    {"diff", base, bad, "--json"},
+		"diff":    {"diff", base, bad, "--json", "--gpu-hour-price", "2", "--fleet-gpus", "8"},
 	} {
 		section := string(page)
 		if i := strings.Index(section, "\n## "+verb+"\n"); i < 0 {

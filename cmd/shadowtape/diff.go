@@ -18,6 +18,8 @@ func diffCommand(a *app) *cobra.Command {
 		slo                           string
 		minEffect, minTail            float64
 		seed                          int64
+		fleet                         int
+		price                         float64
 		base, candidate               []string
 		baseline                      string
 		judge                         judgeFlags
@@ -64,7 +66,7 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 			if err != nil {
 				return usageError(err, "--slo ttft=500ms,tpot=50ms")
 			}
-			opts := analyzer.CompareOptions{SLO: slo, MinEffect: o.minEffect / 100, MinTail: o.minTail / 100, Seed: o.seed, AllowInvalid: o.allowInvalid}
+			opts := analyzer.CompareOptions{SLO: slo, MinEffect: o.minEffect / 100, MinTail: o.minTail / 100, Seed: o.seed, AllowInvalid: o.allowInvalid, FleetGPUs: o.fleet, GPUHourPrice: o.price}
 			if err := opts.Validate(); err != nil {
 				return usageError(err, c.CommandPath()+" --help")
 			}
@@ -113,6 +115,8 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 	f.Float64Var(&o.minEffect, "min-effect", 5, "smallest change of a typical request that matters, in percent")
 	f.Float64Var(&o.minTail, "min-tail", 10, "smallest change of slow requests and percentiles that matters, in percent")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the resampling")
+	f.Float64Var(&o.price, "gpu-hour-price", 0, "price of a GPU for an hour, in any currency")
+	f.IntVar(&o.fleet, "fleet-gpus", 0, "GPUs of the fleet: adds what the change costs it in a month, where both runs were saturated")
 	f.BoolVar(&o.singleRun, "single-run", false, "exit 3, not 5, where one run a side looks worse")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "compare although a run is invalid")
 	groupFlags(c,

@@ -1,0 +1,56 @@
+package analyzer
+
+// Cost is what output tokens cost at the rate that was measured. Below saturation it is the price of idle GPUs too: the cost at the highest
+// rate within the SLO is the capacity's.
+type Cost struct {
+	GPUs                   int     `json:"gpus"`
+	GPUHourPrice           float64 `json:"gpu_hour_price"`
+	PerMillionOutputTokens Null    `json:"per_million_output_tokens"`
+}
+
+func costOf(o Options, outputRate Null) *Cost {
+	if o.GPUHourPrice <= 0 {
+		return nil
+	}
+	c := &Cost{GPUs: max(o.GPUs, 1), GPUHourPrice: o.GPUHourPrice}
+	c.PerMillionOutputTokens = c.at(outputRate)
+	return c
+}
+
+// at is the cost of a million output tokens at a rate per second.
+func (c *Cost) at(outputRate Null) Null {
+	if !outputRate.Valid || outputRate.V <= 0 {
+		return Null{}
+	}
+	return known(float64(c.GPUs) * c.GPUHourPrice / 3600 / outputRate.V * 1e6)
+}
+
+// hoursPerMonth is 365.25 days of 24 hours over twelve months.
+const hoursPerMonth = 730.5
+
+// FleetCost is what the difference between two saturated runs costs a fleet in a month. Below saturation an open loop's rate of tokens is an
+// input and says nothing about how many GPUs a load needs, so the change is null and Reason says why.
+type FleetCost struct {
+	FleetGPUs      int     `json:"fleet_gpus"`
+	GPUHourPrice   float64 `json:"gpu_hour_price"`
+	ChangePerMonth Null    `json:"change_per_month"`
+	Reason         string  `json:"reason,omitempty"`
+}
+
+func fleetCost(gpus int, price float64, a, b Summary) *FleetCost {
+	if gpus <= 0 || price <= 0 {
+		return nil
+	}
+	f := &FleetCost{FleetGPUs: gpus, GPUHourPrice: price}
+	for _, s := range []Summary{a, b} {
+		if w := s.Aggregates["server_waiting_mean"].Value; !w.Valid || w.V < 1 {
+			f.Reason = s.Label + " was not saturated: its token rate is the load's, not the service's"
+			return f
+		}
+	}
+	x, y := a.Aggregates["output_rate"].Value, b.Aggregates["output_rate"].Value
+	if x.V > 0 && y.V > 0 {
+		f.ChangePerMonth = known(float64(gpus) * price * hoursPerMonth * (x.V/y.V - 1))
+	}
+	return f
+}
