@@ -6,7 +6,7 @@ import "slices"
 // chance. The zero value with Options set is ready; not safe for concurrent use.
 type Sequence struct {
 	Options Options // Alpha and Fixed are the sequence's own
-	Plan    []Look  // nil: Looks, by whether every gated metric has a prior
+	Plan    []Look  // nil: Looks, by whether the gated metrics that have A/A pairs have enough of them
 
 	looked   int     // looks taken
 	spent    float64 // of the level
@@ -66,13 +66,17 @@ func (s *Sequence) plan() {
 	if s.Plan != nil {
 		return
 	}
-	prior := true
+	with, short := 0, 0 // gated metrics whose A/A pairs make a prior, and those that have some and too few
 	for _, m := range s.Options.Metrics {
-		if m.Gate && len(s.Options.Past[m.Name].AA) < priorLeast {
-			prior = false
+		switch n := len(s.Options.Past[m.Name].AA); {
+		case !m.Gate || n == 0: // a metric that was never measured, such as the attainment of limits that were not given
+		case n < priorLeast:
+			short++
+		default:
+			with++
 		}
 	}
-	s.Plan = Looks(prior)
+	s.Plan = Looks(with > 0 && short == 0)
 }
 
 // priorLeast is how many A/A differences make a prior: below, three pairs do not know their own deviation.
