@@ -7,9 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -33,7 +30,14 @@ type JobOptions struct {
 	Selection   Selection           // what of the trace, and at which speed; its Seed is Seed
 	SpreadTicks bool                // spread arrivals within the ticks of the trace's clock, whose length is detected
 	MaxInFlight int                 // 0: 100,000
-	KeepCache   bool                // do not empty the prefix cache first
+	KeepCache   bool                // do not empty the prefix cache first, nor after the warm-up
+	NoAborts    bool                // let answers come to their end that the recorded client broke off
+	Users       int                 // not 0: a closed loop of so many users, which takes the trace's requests without its times
+	Ramp, Think time.Duration       // of Users
+	Warmup      int64               // requests sent before the schedule starts, of the trace's lengths but with other tokens
+	WarmupTime  time.Duration       // or as many as come in this time of the schedule
+	Cooldown    time.Duration       // the end of the schedule that is sent but not measured
+	Saturate    time.Duration       // after the schedule, a closed loop of ever more users until throughput stops growing, at most so long
 	Scrape      time.Duration       // between scrapes of the targets' metrics; 0: 500 ms, negative: none
 	Metrics     []promtext.Endpoint // more pages to watch: the engines behind a router, a GPU exporter
 	Limits      Limits
@@ -57,6 +61,21 @@ func (o JobOptions) Validate() error {
 		errs = append(errs, errors.New("no run directory is given"))
 	}
 	errs = append(errs, o.Selection.Validate())
+	for name, v := range map[string]int64{"users": int64(o.Users), "ramp": int64(o.Ramp), "think": int64(o.Think), "warm-up": o.Warmup, "warm-up time": int64(o.WarmupTime),
+		"cooldown": int64(o.Cooldown), "saturation": int64(o.Saturate)} {
+		if v < 0 {
+			errs = append(errs, fmt.Errorf("%s is negative", name))
+		}
+	}
+	if o.Users > 0 && (o.Selection.Duration == 0 && o.Selection.Loops < 0 && o.Selection.MaxRequests == 0) {
+		errs = append(errs, errors.New("users without a duration or a number of requests would never end"))
+	}
+	if o.Users > 0 && (o.Selection.ThinkTime || o.Cooldown > 0) {
+		errs = append(errs, errors.New("a closed loop of users has neither the trace's sessions nor a cooldown"))
+	}
+	if o.Selection.Preroll > 0 && (o.Warmup > 0 || o.WarmupTime > 0) {
+		errs = append(errs, errors.New("a preroll is the warm-up: its cache is kept"))
+	}
 	if o.MaxInFlight < 0 {
 		errs = append(errs, fmt.Errorf("%d requests in flight at most", o.MaxInFlight))
 	}
@@ -75,6 +94,7 @@ func (o JobOptions) Validate() error {
 type Plan struct {
 	Requests     int64
 	Warmup       int64         // requests of the preroll
+	Users        int           // of a closed loop; the requests are then those it takes from, and Duration its end
 	Duration     time.Duration // to the last arrival, warm-up included
 	PeakRate     float64       // the most arrivals in one second
 	Speed        float64       // how many times as fast as recorded
@@ -234,148 +254,14 @@ func (j *Job) Run(ctx context.Context, live *Live) (formats.Manifest, error) {
 		wg.Go(func() { ws, watchErr = j.client.WatchServers(watching, every, j.o.Metrics, w.WriteServer) })
 	}
 	wg.Go(func() { clientErr = watchClient(watching, live, w.WriteClient) })
-	stats, err := Replay(ctx, j.o.Selection.Apply(FromTrace(j.o.Trace), j.Plan.Speed), j.prompts, j.client, w, Options{
-		RequestIDs: ids, Node: node, MaxInFlight: j.o.MaxInFlight, Live: live,
-	})
+	stats, after, err := j.phases(ctx, &m, w, ids, node, live)
 	stop()
 	wg.Wait()
-	j.finish(&m, stats, ws)
+	j.finish(&m, stats, ws, after)
+	j.roundTripAfter(context.WithoutCancel(ctx), m.Environment)
 	if err = errors.Join(err, watchErr, clientErr); err != nil {
 		m.Valid, m.Invalid = false, append([]string{err.Error()}, m.Invalid...)
 	}
 	end(&m)
 	return m, errors.Join(err, w.Close(m))
-}
-
-func (j *Job) manifest(ids string) formats.Manifest {
-	o := j.o
-	label := o.Label
-	if label == "" {
-		label = filepath.Base(filepath.Clean(o.Out))
-	}
-	opts := map[string]any{
-		"request_ids": ids, "speed": j.Plan.Speed, "sessions": "absolute", "dialect": j.Plan.Dialect, "token_ids": j.Plan.TokenIDs,
-		"output_lengths": map[bool]string{true: "forced", false: "natural"}[j.Plan.Forced], "request_timeout_s": j.client.o.Timeout.Seconds(),
-		"planned_requests": j.Plan.Requests, "planned_duration_s": j.Plan.Duration.Seconds(),
-	}
-	if o.Greedy {
-		opts["sampling"] = "greedy"
-	}
-	o.Selection.describe(opts)
-	if o.MaxInFlight > 0 {
-		opts["max_in_flight"] = o.MaxInFlight
-	}
-	if j.Plan.Text.Method != "" {
-		opts["prompt_text"] = map[string]any{"method": j.Plan.Text.Method, "tokens_per_word": j.Plan.Text.TokensPerWord, "overhead_tokens": j.Plan.Text.Overhead}
-	}
-	return formats.Manifest{
-		Schema: 1, Label: label, ToolVersion: o.ToolVersion, Command: o.Command, Kind: "replay", StartUnixNS: time.Now().UnixNano(), Seed: o.Seed,
-		TracePath: filepath.Base(filepath.Clean(o.Trace.Name)), TraceSHA256: j.sha, Targets: j.Plan.Targets, Model: j.Plan.Model, Options: opts,
-		Environment: j.environment(), Warnings: j.Plan.Warnings,
-	}
-}
-
-// environment is what run.json says of the machines and the target.
-func (j *Job) environment() map[string]any {
-	host, _ := os.Hostname()
-	targets := []any{}
-	for _, t := range j.infos {
-		targets = append(targets, map[string]any{
-			"url": t.URL, "models": t.Models, "max_model_len": t.MaxModelLen, "owned_by": t.OwnedBy, "version": t.Version, "server": t.Server,
-			"dialect": t.Dialect.Name, "round_trip_ms": float64(t.RoundTrip) / 1e6, "metrics": t.Metrics,
-		})
-	}
-	return map[string]any{
-		"client":  map[string]any{"host": host, "os": runtime.GOOS, "arch": runtime.GOARCH, "cpus": runtime.NumCPU(), "go": runtime.Version()},
-		"targets": targets,
-	}
-}
-
-// finish fills the manifest with what happened.
-func (j *Job) finish(m *formats.Manifest, s Stats, ws promtext.WatchStats) {
-	m.StartUnixNS, m.EndUnixNS = s.Start.UnixNano(), s.End.UnixNano()
-	m.Requests, m.Errors, m.Dropped = s.Requests, s.Errors, s.Dropped
-	m.Interrupted = s.Interrupted
-	m.Invalid = s.Quality.Invalid(j.o.Limits)
-	if s.Requests.Sent > 0 && s.Requests.Completed == 0 && !s.Interrupted {
-		m.Invalid = append([]string{"no request completed"}, m.Invalid...)
-	}
-	m.Valid = len(m.Invalid) == 0
-	planned := len(m.Warnings)
-	warn := func(format string, args ...any) { m.Warnings = append(m.Warnings, fmt.Sprintf(format, args...)) }
-	if s.Late > 0 {
-		warn("%d of %d requests were sent more than a millisecond late", s.Late, s.Requests.Sent)
-	}
-	for why, n := range s.Dropped {
-		warn("%d requests were not sent: %s", n, why)
-	}
-	if s.ClockSteps > 0 {
-		warn("the wall clock was set %d times: answers around it are timed when they were read", s.ClockSteps)
-	}
-	if s.Retried > 0 {
-		warn("%d requests were sent again because the server had closed a kept connection", s.Retried)
-	}
-	for what, n := range j.prompts.Notes() {
-		warn("%d of %d requests: %s", min(n, s.Requests.Scheduled), s.Requests.Scheduled, noteTexts[what])
-	}
-	if q := &s.Quality.InputError; q.N() > 0 && q.Quantile(0.5) > 0.01 {
-		warn("prompts are off their recorded length by %.1f %% at the median", 100*q.Quantile(0.5))
-	}
-	if ws.Scrapes > 0 && ws.Failed == ws.Scrapes {
-		warn("the server offers no metrics: %s", ws.LastError)
-	} else if ws.Failed > 0 {
-		warn("%d of %d scrapes of the server's metrics failed: %s", ws.Failed, ws.Scrapes, ws.LastError)
-	}
-	if ws.Failed < ws.Scrapes && !slices.ContainsFunc(ws.Dialects, func(d string) bool { return d != "" }) {
-		warn("the server's metrics say nothing of its cache and its queue")
-	}
-	if ws.Resets > 0 {
-		warn("%d counters of the server started anew during the run: it was restarted", ws.Resets)
-	}
-	switch m.PrefixReset {
-	case "unsupported":
-		warn("the server cannot empty its prefix cache: what an earlier run left there may be hit")
-	case "failed":
-		warn("the server did not empty its prefix cache")
-	}
-	slices.Sort(m.Warnings[planned:])
-	m.Fidelity = s.Quality.fidelity()
-}
-
-// noteTexts say what Prompts.Notes counts.
-var noteTexts = map[string]string{
-	"tools_left_out":           "the recorded tools were left out",
-	"media_left_out":           "the recorded images and audio were left out",
-	"stream_unknown":           "the trace does not say whether the answer was streamed, so it was",
-	"output_unknown":           "the trace does not say how long the answer was, so the model decided",
-	"output_not_forced":        "the answer's length was limited but not forced",
-	"stop_left_out":            "stop strings were left out, as the length is forced",
-	"response_format_left_out": "the response format was left out, as the length is forced",
-	"cache_salt_left_out":      "the cache salt was left out, as the server takes none",
-}
-
-// fidelity are the figures of how faithful a run was.
-func (q *Quality) fidelity() map[string]any {
-	f := map[string]any{}
-	put := func(name string, n uint64, v float64) {
-		if n > 0 {
-			f[name] = v
-		}
-	}
-	put("send_lag_p99_ms", q.SendLag.N(), q.SendLag.Quantile(0.99))
-	put("send_lag_max_ms", q.SendLag.N(), q.SendLag.Max())
-	put("client_delay_p99_ms", q.ClientDelay.N(), q.ClientDelay.Quantile(0.99))
-	put("input_error_p50", q.InputError.N(), q.InputError.Quantile(0.5))
-	put("input_error_p99", q.InputError.N(), q.InputError.Quantile(0.99))
-	put("output_error_p50", q.OutputError.N(), q.OutputError.Quantile(0.5))
-	put("output_error_p99", q.OutputError.N(), q.OutputError.Quantile(0.99))
-	put("tokens_per_event", q.PerEvent.N(), q.PerEvent.Mean())
-	put("tokens_per_event_recorded", q.RecordedPer.N(), q.RecordedPer.Mean())
-	if q.Events > 0 {
-		f["coalesced_share"] = float64(q.Coalesced) / float64(q.Events)
-	}
-	if q.StreamAsked > 0 {
-		f["stream_kept_share"] = float64(q.StreamKept) / float64(q.StreamAsked)
-	}
-	return f
 }

@@ -42,9 +42,13 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 		}
 	}
 	pl.Endpoints = map[formats.Endpoint]int64{}
+	once := *sel
+	if pl.Users = j.o.Users; pl.Users > 0 { // how often they go round depends on the candidate
+		once.Duration, once.Loops = 0, 1
+	}
 	var second, inSecond, noInput int64
 	var prompt, tokens float64
-	for a, err := range sel.Apply(rows, pl.Speed) {
+	for a, err := range once.Apply(rows, pl.Speed) {
 		if err != nil {
 			return err
 		}
@@ -75,6 +79,9 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 			prompt += float64(int64(len(x.PrefixBlocks))*int64(h.PrefixBlockSize) + x.PrefixTailTokens.V)
 			tokens += float64(x.InputTokens.V)
 		}
+	}
+	if pl.Users > 0 {
+		pl.Duration, pl.PeakRate = sel.Duration, 0
 	}
 	if pl.Requests == 0 {
 		return fmt.Errorf("plan the replay of %s: no request of the trace falls into it", j.o.Trace.Name)

@@ -14,6 +14,8 @@ type asked struct {
 	input, output formats.Null[int64]
 	stream        formats.Null[bool]
 	tokensPer     float64 // tokens per event; 0: unknown
+	abort         bool
+	hit           formats.Null[int64] // tokens of its prefix that the schedule had brought before
 }
 
 func askedOf(x *formats.Exchange) asked {
@@ -42,6 +44,11 @@ type Quality struct {
 	Coalesced   int64        // of them, those that shared a read with the one before
 	StreamKept  int64        // answers streamed as recorded
 	StreamAsked int64        // answers whose recording says whether it was streamed
+	Aborts      int64        // aborts that were recorded …
+	AbortsKept  int64        // … and those that were replayed; the others' answers ended first
+	// Of the answers whose usage says how much of the prompt was cached: prompt tokens, those cached, and those that a cache which
+	// forgets nothing would have had.
+	PrefixInput, PrefixObserved, PrefixExpected int64
 }
 
 func (q *Quality) add(x *formats.Exchange, a asked) {
@@ -59,6 +66,17 @@ func (q *Quality) add(x *formats.Exchange, a asked) {
 	}
 	if x.InputTokensSource == formats.TokensUsage && a.input.Valid && a.input.V > 0 {
 		q.InputError.Add(math.Abs(float64(x.InputTokens.V-a.input.V))/float64(a.input.V), 1)
+	}
+	if a.abort {
+		q.Aborts++
+		if x.EndReason == formats.EndClientAbort {
+			q.AbortsKept++
+		}
+	}
+	if a.hit.Valid && x.CachedTokens.Valid {
+		q.PrefixInput += x.InputTokens.V
+		q.PrefixObserved += x.CachedTokens.V
+		q.PrefixExpected += a.hit.V
 	}
 	if x.EndReason != formats.EndComplete || x.Failed() {
 		return

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
@@ -70,6 +71,8 @@ type replay struct {
 	warm     *warmer
 	turns    *turns
 	overlap  overlap
+	steady   steady
+	lastDue  atomic.Int64
 	stats    Stats
 	statsMu  sync.Mutex
 }
@@ -136,6 +139,8 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	r.stats.Requests, r.stats.Warmup = r.live.Counts(), r.warmup.Counts()
 	r.stats.Late = r.live.Late.Load()
 	r.stats.Overlapped = r.overlap.n
+	r.stats.Steady = r.steady.judge(time.Duration(r.lastDue.Load()))
+	r.stats.WarmupTokens = r.warmup.Tokens.Load()
 	r.stats.ClockSteps = r.clk.wall.steps.Load()
 	if err != nil {
 		return r.stats, fmt.Errorf("write run: %w", err)
@@ -171,6 +176,7 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 	defer close(r.order)
 	defer close(r.work)
 	var index int64
+	seen := seenBlocks{per: r.o.BlockTokens}
 	for a, err := range s {
 		if err == nil && ctx.Err() != nil {
 			err = errDone
@@ -191,6 +197,7 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 			return
 		}
 		j := &job{due: a.At, asked: askedOf(a.Exchange), ready: make(chan struct{}), pool: r.c.targets[index%int64(len(r.c.targets))]}
+		j.asked.hit = seen.hit(a.Exchange, a.Loop)
 		j.cost, j.live = bodyCost(a.Exchange), r.live
 		if a.Warmup {
 			j.live = &r.warmup
@@ -198,6 +205,7 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 		j.x = r.row(a, index, j.pool)
 		if j.abort = abortOf(a.Exchange); j.abort.planned() && !r.o.NoAborts {
 			j.x.PlannedAbort = formats.Of(true)
+			j.asked.abort = true
 		} else {
 			j.abort = abort{}
 		}
@@ -264,7 +272,7 @@ func (r *replay) give(n int64) {
 // row is the run's row for an arrival: the recorded request, the run's identity, nothing of the recorded outcome.
 func (r *replay) row(a Arrival, index int64, p *pool) *formats.Exchange {
 	x := *a.Exchange
-	x.ExchangeID = index + 1
+	x.ExchangeID = r.o.FirstID + index + 1
 	if !x.SourceID.Valid {
 		x.SourceID = formats.Of(a.Exchange.ExchangeID)
 	}
@@ -454,7 +462,12 @@ func (r *replay) finish(j *job) {
 		l.TTFTSumNS.Add(x.FirstTokenNS.V)
 		l.TTFTCount.Add(1)
 	}
+	if x.OutputTokens.Valid {
+		l.Tokens.Add(x.OutputTokens.V)
+	}
 	if l == r.live {
+		r.steady.add(x, int64(j.due))
+		storeMax(&r.lastDue, int64(j.due))
 		r.statsMu.Lock()
 		if x.Failed() {
 			r.stats.Errors[x.ErrorKind]++

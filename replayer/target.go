@@ -3,6 +3,7 @@ package replayer
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +28,10 @@ type TargetInfo struct {
 	RoundTrip   time.Duration // the shortest of a few small requests
 	Metrics     bool          // /metrics answers with series
 	Server      string        // the Server header
+	Fingerprint string        // the system_fingerprint of an answer
+	// TemplateDigest is the SHA-256 of the chat template, in hex, where the server shows it; the template itself is not kept.
+	TemplateDigest string
+	Config         any // the engine's configuration as its endpoint says it, secrets left out; nil where it does not
 }
 
 // control asks the target something that is no part of the load.
@@ -136,8 +141,9 @@ func (p *pool) probe(ctx context.Context, model string) (TargetInfo, error) {
 		model = t.Models[0]
 	}
 	if t.Dialect.TokenIDs || t.Dialect.Name == "unknown" {
-		t.TokenIDs = p.takesTokenIDs(ctx, model)
+		t.TokenIDs, t.Fingerprint = p.takesTokenIDs(ctx, model)
 	}
+	p.describe(ctx, &t)
 	return t, nil
 }
 
@@ -196,22 +202,60 @@ func detect(t TargetInfo, page []byte) Dialect {
 }
 
 // takesTokenIDs tries a completion of a prompt of token ids.
-func (p *pool) takesTokenIDs(ctx context.Context, model string) bool {
+func (p *pool) takesTokenIDs(ctx context.Context, model string) (takes bool, fingerprint string) {
 	status, kind, body, _, err := p.control(ctx, "POST", "/v1/completions", map[string]any{"model": model, "prompt": []int{1001, 1002, 1003, 1004, 1005, 1006, 1007}, "max_tokens": 1})
 	if err != nil || status != http.StatusOK || html(kind, body) {
-		return false
+		return false, ""
 	}
 	var a usageAnswer
 	if json.Unmarshal(body, &a) != nil || a.Usage == nil {
-		return false
+		return false, ""
 	}
-	return a.Usage.PromptTokens == 7 || a.Usage.PromptTokens == 8 // some put their own first token before it
+	return a.Usage.PromptTokens == 7 || a.Usage.PromptTokens == 8, a.Fingerprint // some put their own first token before it
 }
 
 type usageAnswer struct {
 	Usage *struct {
 		PromptTokens int64 `json:"prompt_tokens"`
 	} `json:"usage"`
+	Fingerprint string `json:"system_fingerprint"`
+}
+
+// configPaths are where servers say how they were started; most only where they are asked to.
+var configPaths = map[string][]string{
+	"vllm":     {"/server_info?config_format=json"},
+	"sglang":   {"/server_info", "/get_server_info"},
+	"trtllm":   {"/server_info"},
+	"tgi":      {"/info"},
+	"llamacpp": {"/props"},
+	"lmdeploy": {"/distserve/engine_info"},
+}
+
+// templatePaths are where servers show the chat template.
+var templatePaths = map[string]string{"vllm": "/tokenizer_info", "llamacpp": "/props"}
+
+// describe asks what only some servers say.
+func (p *pool) describe(ctx context.Context, t *TargetInfo) {
+	ask := func(path string) []byte {
+		status, kind, body, _, err := p.control(ctx, "GET", path, nil)
+		if err != nil || status != http.StatusOK || html(kind, body) {
+			return nil
+		}
+		return body
+	}
+	for _, path := range configPaths[t.Dialect.Name] {
+		if t.Config = readConfig(ask(path)); t.Config != nil {
+			break
+		}
+	}
+	if path := templatePaths[t.Dialect.Name]; path != "" {
+		var v struct {
+			Template string `json:"chat_template"`
+		}
+		if json.Unmarshal(ask(path), &v) == nil && v.Template != "" {
+			t.TemplateDigest = fmt.Sprintf("%x", sha256.Sum256([]byte(v.Template)))
+		}
+	}
 }
 
 // roundTrip is the shortest time of five small requests over a connection that stands.

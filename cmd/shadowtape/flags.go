@@ -1,10 +1,14 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"gopkg.in/yaml.v3"
 )
 
 // flagGroup is a heading of a verb's help and the flags that stand under it.
@@ -48,4 +52,41 @@ func groupFlags(c *cobra.Command, groups ...flagGroup) {
 		_, err := c.OutOrStderr().Write([]byte(b.String()))
 		return err
 	})
+}
+
+// applyConfig sets the flags that a YAML file names, but for those that the command line has set. A list sets a flag once for each of
+// its values.
+func applyConfig(c *cobra.Command, file string) error {
+	if file == "" {
+		return nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read config: %w", err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal(b, &values); err != nil {
+		return fmt.Errorf("read config %s: %w", file, err)
+	}
+	var errs []error
+	for name, v := range values {
+		f := c.Flags().Lookup(name)
+		if f == nil || name == "config" {
+			errs = append(errs, fmt.Errorf("config %s: %s has no flag --%s", file, c.Name(), name))
+			continue
+		}
+		if f.Changed {
+			continue
+		}
+		list, ok := v.([]any)
+		if !ok {
+			list = []any{v}
+		}
+		for _, e := range list {
+			if err := c.Flags().Set(name, fmt.Sprint(e)); err != nil {
+				errs = append(errs, fmt.Errorf("config %s: %s: %w", file, name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }

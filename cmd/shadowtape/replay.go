@@ -32,10 +32,12 @@ type replayFlags struct {
 	outputs, sampling, clock                     string
 	targets, headers, metrics, gpuMetrics        []string
 	window, spread, tenant, onlyModel            string
+	sessions, warmup, aborts, config             string
 	thin                                         []string
 	speed, rate                                  float64
 	duration, timeout, scrape, preroll           time.Duration
-	loop                                         int
+	ramp, think, cooldown, saturate              time.Duration
+	loop, users                                  int
 	maxRequests, seed                            int64
 	maxInFlight                                  int
 	force, allowInvalid, keepCache               bool
@@ -58,11 +60,17 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
   shadowtape replay run1 --target https://host/v1 --model m --api-key-env KEY --max-requests 1000 -o run3`,
 		Args: exactArgs("TRACE"),
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := applyConfig(c, o.config); err != nil {
+				return usageError(err, "its keys are the flags' names")
+			}
 			run := func(ctx context.Context, o replayFlags, change func(*replayer.JobOptions)) error {
 				return a.replay(ctx, c, args[0], o, change)
 			}
 			if o.deploy.file != "" {
 				return a.replayDeployed(c, args[0], o, run)
+			}
+			if o.deploy.of != "" {
+				return a.replayAttached(c, o, run)
 			}
 			return run(c.Context(), o, nil)
 		},
@@ -94,6 +102,15 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.endpoint, "endpoint", "", "of requests that do not say theirs: chat or completions (default: completions where the target takes token ids)")
 	f.StringVar(&o.outputs, "output-lengths", "forced", "forced, or natural: what the model makes of it")
 	f.StringVar(&o.sampling, "sampling", "recorded", "recorded, or greedy: temperature 0")
+	f.StringVar(&o.sessions, "sessions", "absolute", "absolute: turns at their recorded times; think-time: after the previous answer and the recorded think time")
+	f.IntVar(&o.users, "users", 0, "closed loop: so many users send one request after the other, whatever the recorded times")
+	f.DurationVar(&o.ramp, "ramp", 0, "over which the users begin")
+	f.DurationVar(&o.think, "think", 0, "between an answer and the user's next request")
+	f.StringVar(&o.warmup, "warmup", "", "requests, or `time`, of warm-up with other prompts before the schedule")
+	f.DurationVar(&o.cooldown, "cooldown", 0, "end of the schedule that is sent but not measured")
+	f.DurationVar(&o.saturate, "saturate", 0, "after the schedule, look this long for the throughput that more users do not raise")
+	f.StringVar(&o.aborts, "aborts", "recorded", "recorded: break answers off as the recorded client did; none")
+	f.StringVar(&o.config, "config", "", "YAML `file` with the values of flags, by their names; flags on the command line win")
 	f.StringVar(&o.clock, "clock", "kernel", "kernel: time answers by the kernel's stamps where it gives them; user: when they were read")
 	f.BoolVar(&o.keepCache, "keep-cache", false, "do not empty the server's prefix cache first")
 	f.DurationVar(&o.scrape, "scrape", 500*time.Millisecond, "time between scrapes of the server's metrics; negative: none")
@@ -103,8 +120,9 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	groupFlags(c,
 		flagGroup{"Target", []string{"target", "model", "header", "api-key-env", "dialect", "request-timeout", "keep-cache", "clock", "scrape", "metrics", "gpu-metrics"}},
 		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
-		flagGroup{"Requests", []string{"seed", "endpoint", "output-lengths", "sampling"}},
-		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid"}},
+		flagGroup{"Phases", []string{"warmup", "cooldown", "saturate", "sessions", "users", "ramp", "think"}},
+		flagGroup{"Requests", []string{"seed", "endpoint", "output-lengths", "sampling", "aborts"}},
+		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid", "config"}},
 	)
 	return c
 }
@@ -170,6 +188,21 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 	}
 	if o.out == "" {
 		bad("-o is missing")
+	}
+	jo.Users, jo.Ramp, jo.Think, jo.Cooldown, jo.Saturate = o.users, o.ramp, o.think, o.cooldown, o.saturate
+	if o.warmup != "" {
+		if n, err := strconv.ParseInt(o.warmup, 10, 64); err == nil {
+			jo.Warmup = n
+		} else if jo.WarmupTime, err = time.ParseDuration(o.warmup); err != nil {
+			bad("--warmup wants a number of requests or a time, not %q", o.warmup)
+		}
+	}
+	switch o.aborts {
+	case "recorded":
+	case "none":
+		jo.NoAborts = true
+	default:
+		bad("--aborts is recorded or none, not %q", o.aborts)
 	}
 	sel, err := o.selection(c)
 	jo.Selection, jo.SpreadTicks = sel, o.spread == "uniform"
@@ -250,8 +283,15 @@ func (o replayFlags) selection(c *cobra.Command) (replayer.Selection, error) {
 	if sel.Speed = o.speed; o.rate > 0 && !c.Flags().Changed("speed") {
 		sel.Speed = 0
 	}
-	if o.loop == 0 {
-		sel.Loops = -1
+	if o.loop == 0 || o.users > 0 && !c.Flags().Changed("loop") && (o.duration > 0 || o.maxRequests > 0) {
+		sel.Loops = -1 // users go on until they are told to stop
+	}
+	switch o.sessions {
+	case "absolute":
+	case "think-time":
+		sel.ThinkTime = true
+	default:
+		bad("--sessions is absolute or think-time, not %q", o.sessions)
 	}
 	if o.loop < 0 {
 		bad("--loop %d is negative", o.loop)
@@ -343,6 +383,9 @@ func printPlan(a *app, p replayer.Plan) error {
 	prompts := "token ids"
 	if p.Text.Method != "" {
 		prompts = fmt.Sprintf("text, calibrated by %s: %.4g tokens a word, %.3g over", p.Text.Method, p.Text.TokensPerWord, p.Text.Overhead)
+	}
+	if p.Users > 0 {
+		warm += fmt.Sprintf(" by a closed loop of %d users", p.Users)
 	}
 	_, err := fmt.Fprintf(a.err, "plan: %d requests%s in %v, peak %.0f/s, %d input and %d output tokens\n      target %s (%s), model %s\n      %s; prompts: %s; output lengths: %s\n",
 		p.Requests, warm, p.Duration.Round(time.Millisecond), p.PeakRate, p.InputTokens, p.OutputTokens, strings.Join(p.Targets, " "), p.Dialect, p.Model,

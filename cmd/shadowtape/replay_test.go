@@ -247,3 +247,66 @@ func TestReplayInterrupted(t *testing.T) {
 		}
 	}
 }
+
+// The parts of a run around the measured one: warm-up, cooldown, saturation, users, think time; and all flags out of a file.
+func TestReplayPhases(t *testing.T) {
+	url, _ := startSim(t, "--ttft", "5ms", "--itl", "1ms")
+	session := func(i int, x *formats.Exchange) {
+		x.SessionID, x.EndNS = formats.Of(formats.Hash{byte(i % 4), 1}), formats.Of(int64(8*time.Millisecond))
+		x.PrefixBlocks = []int64{1, 2, int64(i)}
+	}
+	trace := smallTrace(t, 60, 10*time.Millisecond, session)
+	config := filepath.Join(t.TempDir(), "replay.yaml")
+	if err := os.WriteFile(config, []byte("target: ["+url+"]\nwarmup: 7\ncooldown: 95ms\nsaturate: 1600ms\nallow-invalid: true\nseed: 5\nsessions: think-time\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	where := filepath.Join(t.TempDir(), "run")
+	code, out, errs := shadowtape(t, "replay", trace, "-o", where, "--config", config, "--seed", "6")
+	if code != exitGood {
+		t.Fatalf("exit %d: %s%s", code, out, errs)
+	}
+	m, rows := readRun(t, where)
+	measured, warm := 0, 0
+	seen := map[int64]bool{}
+	for _, x := range rows {
+		if seen[x.ExchangeID] {
+			t.Errorf("exchange %d stands twice", x.ExchangeID)
+		}
+		seen[x.ExchangeID] = true
+		if x.Phase == formats.PhaseMeasure {
+			measured++
+		} else {
+			warm++
+		}
+	}
+	if measured != 50 || m.Requests.Scheduled != 50 || warm < 7+10+4 || m.Seed != 6 || m.Options["sessions"] != "think-time" || m.Fidelity["warmup_requests"] != 7.0 {
+		t.Errorf("%d measured, %d not, seed %d, %v, %v", measured, warm, m.Seed, m.Options["sessions"], m.Fidelity["warmup_requests"])
+	}
+	c, ok := m.Fidelity["capacity"].(map[string]any)
+	if !ok || !(c["output_tokens_per_s"].(float64) > 0) {
+		t.Errorf("capacity %v", m.Fidelity["capacity"])
+	}
+	if e, o := m.Fidelity["prefix_hit_share_expected"], m.Fidelity["prefix_hit_share"]; e == nil || o == nil || math.Abs(e.(float64)-o.(float64)) > 0.02 {
+		t.Errorf("prefix hits: expected %v, observed %v", e, o)
+	}
+	// The warm-up's prompts are not the trace's: the first measured request finds nothing in the cache, even where that is kept.
+	code, out, errs = shadowtape(t, "replay", trace, "-o", where, "--target", url, "--force", "--warmup", "50ms", "--keep-cache", "--users", "1", "--max-requests", "20", "--seed", "77", "--allow-invalid")
+	if code != exitGood {
+		t.Fatalf("exit %d: %s%s", code, out, errs)
+	}
+	m, rows = readRun(t, where)
+	for _, x := range rows {
+		if x.ArrivalIndex.V == 0 && x.Phase == formats.PhaseMeasure && x.CachedTokens.V != 0 {
+			t.Errorf("the first request hit %d tokens", x.CachedTokens.V)
+		}
+	}
+	if m.Requests.Completed != 20 || m.Options["users"] != 1.0 {
+		t.Errorf("%+v", m.Requests)
+	}
+	if err := os.WriteFile(config, []byte("tarrget: x\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs = shadowtape(t, "replay", trace, "-o", where, "--config", config); code != exitUsage || !strings.Contains(errs, "tarrget") {
+		t.Errorf("a flag that does not exist: exit %d, %s", code, errs)
+	}
+}
