@@ -35,6 +35,7 @@ func TestExportCommand(t *testing.T) {
 	if code, out, _ = call("", "export", "csv", trace, "-o", file, "--force", "--json"); code != exitGood || !strings.Contains(out, `"kept":2`) {
 		t.Errorf("exit %d, stdout %q", code, out)
 	}
+	documentedKeys(t, "export", out)
 	for _, c := range []struct {
 		args []string
 		code int

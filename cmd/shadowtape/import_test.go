@@ -47,6 +47,7 @@ func TestImportCommand(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &answer); err != nil || code != exitGood || answer.Read != 4 || answer.Kept != 2 {
 		t.Errorf("exit %d, %q, %v", code, out, err)
 	}
+	documentedKeys(t, "import", out)
 	auto := filepath.Join(d, "auto")
 	if code, _, errs := call("", "import", "auto", csv, "-o", auto); code != exitGood {
 		t.Errorf("exit %d, stderr %q", code, errs)

@@ -46,6 +46,7 @@ func TestRepairCommand(t *testing.T) {
 	if code != exitGood || out != `{"segments":1,"recovered":0,"cut_short":0,"torn_journals":0,"rebuilt":[],"removed":[],"damaged":[]}`+"\n" {
 		t.Errorf("exit %d, stdout %q", code, out)
 	}
+	documentedKeys(t, "repair", out)
 	if code, _, errs := call("repair", filepath.Join(where, "absent")); code != exitFailed || !strings.Contains(errs, "no such file") {
 		t.Errorf("exit %d, stderr %q", code, errs)
 	}
