@@ -122,19 +122,26 @@ func Run(ctx context.Context, requests iter.Seq2[*formats.Exchange, error], o Op
 // add starts a replica.
 func (r *run) add(i int) error {
 	p := &replica{meter: sim.NewMeter(r.o.Profile), name: fmt.Sprintf("replica-%d", i)}
+	metered := r.out.Server != nil && r.o.Sample > 0
 	eo := r.o.Profile.Options()
 	eo.Slowdown, eo.Noise, eo.Seed = r.o.Slowdown, r.o.Noise, r.o.Seed+uint64(i)*0x9e3779b97f4a7c15
 	eo.Callbacks = engine.Callbacks{
 		Token: func(q *engine.Request, at time.Duration) {
-			p.meter.Token(q, at)
+			if metered {
+				p.meter.Token(q, at)
+			}
 			q.Owner.(*flight).token(q, at)
 		},
 		Done: func(q *engine.Request, at time.Duration) {
-			p.meter.Done(q, at, "length")
+			if metered {
+				p.meter.Done(q, at, "length")
+			}
 			q.Owner.(*flight).ended(at)
 		},
 		Step: func(s engine.Step) {
-			p.meter.Step(s)
+			if metered {
+				p.meter.Step(s)
+			}
 			if r.out.Step != nil && r.err == nil {
 				r.err = r.out.Step(i, r.stats.StartUnixNS, s)
 			}
