@@ -189,11 +189,26 @@ func readBy(t *testing.T, where string) map[formats.Hash]*formats.Exchange {
 
 var kills = flag.Int("kills", 6, "how often TestKilled kills the recorder")
 
-// TestRecordChild is the recorder that TestKilled kills; by itself it does nothing.
+// TestRecordChild is the program itself in a process of its own, for tests that kill it; by itself it does nothing.
 func TestRecordChild(t *testing.T) {
 	if args := os.Getenv("RECORD_TEST_CHILD"); args != "" {
-		run(context.Background(), strings.Split(args, "\n"), strings.NewReader(""), os.Stdout, os.Stderr)
+		os.Args = append([]string{"shadowtape"}, strings.Split(args, "\n")...)
+		main()
 	}
+}
+
+// child starts the program in a process that ends with the test.
+func child(t *testing.T, errs io.Writer, args ...string) *exec.Cmd {
+	t.Helper()
+	c := exec.Command(os.Args[0], "-test.run=^TestRecordChild$")
+	c.Env = append(os.Environ(), "RECORD_TEST_CHILD="+strings.Join(args, "\n"))
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	c.Stderr = errs
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	return c
 }
 
 // TestKilled kills the recorder with -9 at random moments while it records, and compares what is on disk with what was served: no
@@ -246,12 +261,7 @@ func TestKilled(t *testing.T) {
 	var killed []time.Time
 	args := []string{"record", "--listen", address, "--upstream", target, "-o", rec, "--append", "--key-file", key, "--segment-age", "400ms"}
 	for range *kills {
-		c := exec.Command(os.Args[0], "-test.run=^TestRecordChild$")
-		c.Env = append(os.Environ(), "RECORD_TEST_CHILD="+strings.Join(args, "\n"))
-		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		c := child(t, io.Discard, args...)
 		time.Sleep(1100*time.Millisecond + time.Duration(r.IntN(900))*time.Millisecond)
 		if err := c.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -293,9 +303,70 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestTerminated sends SIGTERM while an answer is under way: it is finished and recorded, new connections are refused, and the process ends
+// well.
+func TestTerminated(t *testing.T) {
+	target, _ := startSim(t, "--ttft", "400ms", "--itl", "1ms")
+	rec, address := filepath.Join(t.TempDir(), "rec"), freeAddress(t)
+	var errs lockedBuffer
+	c := child(t, &errs, "record", "--listen", address, "--upstream", target, "-o", rec, "--sample", "1", "--json")
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(errs.String(), "recording what passes"); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(errs.String())
+		}
+	}
+	answer := make(chan string, 1)
+	go func() {
+		resp, err := http.Post("http://"+address+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":8,"ignore_eos":true,"messages":[{"role":"user","content":"x"}]}`))
+		if err != nil {
+			answer <- err.Error()
+			return
+		}
+		b, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		answer <- string(b)
+	}()
+	time.Sleep(150 * time.Millisecond)
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if a := <-answer; !strings.Contains(a, "[DONE]") {
+		t.Errorf("the answer under way: %.300q", a)
+	}
+	if err := c.Wait(); err != nil {
+		t.Errorf("%v: %s", err, errs.String())
+	}
+	tr, err := formats.Open(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	for x, err := range tr.All() {
+		if err != nil || x.EndReason != formats.EndComplete || x.OutputTokens.V != 8 {
+			t.Errorf("%+v %v", x, err)
+		}
+	}
+	if tr.Rows != 1 {
+		t.Errorf("%d rows", tr.Rows)
+	}
+}
+
+// lockedBuffer may be written and read by several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+func (l *lockedBuffer) String() string { l.mu.Lock(); defer l.mu.Unlock(); return l.b.String() }
+
 func TestRecordSink(t *testing.T) {
 	rec := filepath.Join(t.TempDir(), "rec")
-	s := startRecording(t, "--sink", "127.0.0.1:0", "-o", rec, "--key-file", keyFile(t), "--json", "--metrics-listen", "127.0.0.1:0", "--sample-by", "tenant")
+	s := startRecording(t, "--sink", "127.0.0.1:0", "-o", rec, "--key-file", keyFile(t), "--json", "--metrics-listen", "127.0.0.1:0", "--sample-by", "window", "--sample", "0.999999")
 	if resp, err := http.Get(s.base + "/health"); err == nil { // filtered
 		resp.Body.Close()
 	}
@@ -315,6 +386,14 @@ func TestRecordSink(t *testing.T) {
 		t.Errorf("%d %s %s %v", code, out, errs, err)
 	}
 	documentedKeys(t, "record", out)
+	tr, err := formats.Open(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	if h := tr.Header; h.SamplingFraction != 0.999999 || h.Extra["sample_by"] != "window" || h.Extra["sample_window_s"] != 300.0 || h.SourceKind != "sink" || h.Counters.Written != 5 || h.Counters.Filtered != 1 {
+		t.Errorf("%+v", h)
+	}
 	if code, out, errs := shadowtape(t, "inspect", rec); code != exitGood || !strings.Contains(out, "5 exchanges") {
 		t.Errorf("%d %s %s", code, out, errs)
 	}
