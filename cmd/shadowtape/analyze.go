@@ -19,7 +19,8 @@ import (
 func analyzeCommand(a *app) *cobra.Command {
 	var o struct {
 		json, allowInvalid bool
-		html               string
+		html, md, rows     string
+		openMetrics        string
 		force              bool
 		slo, by            string
 		from, to           time.Duration
@@ -83,6 +84,23 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 			if len(slo) > 0 && len(doc.Runs) > 1 {
 				doc.Capacity = analyzer.CapacityOf(doc.Runs, o.attain/100)
 			}
+			if o.rows != "" {
+				write, err := rowWriter(o.rows, runs)
+				if err != nil {
+					return err
+				}
+				if err := writeNew(o.rows, o.force, write); err != nil {
+					return err
+				}
+			}
+			for path, write := range map[string]func(io.Writer) error{o.md: doc.Markdown, o.openMetrics: doc.OpenMetrics} {
+				if path == "" {
+					continue
+				}
+				if err := writeNew(path, o.force, write); err != nil {
+					return err
+				}
+			}
 			if o.html != "" {
 				page.Capacity, page.Version = doc.Capacity, version
 				if err := writeNew(o.html, o.force, page.HTML); err != nil {
@@ -106,7 +124,10 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 	f := c.Flags()
 	f.BoolVar(&o.json, "json", false, "print one JSON document (docs/CLI_JSON.md)")
 	f.StringVar(&o.html, "html", "", "write a report of all runs to this file: one page that opens offline")
-	f.BoolVar(&o.force, "force", false, "replace a report that is there")
+	f.StringVar(&o.md, "md", "", "write the summaries as Markdown to this file")
+	f.StringVar(&o.rows, "rows", "", "write each request with its metrics to this file: .csv or .jsonl")
+	f.StringVar(&o.openMetrics, "openmetrics", "", "write the figures in the OpenMetrics text format to this file")
+	f.BoolVar(&o.force, "force", false, "replace files that are there")
 	f.StringVar(&o.slo, "slo", "", "limits for goodput and attainment, such as ttft=500ms,tpot=50ms")
 	f.Float64Var(&o.attain, "attain", 99, "share of requests, in percent, that must meet the limits for a load to count as carried")
 	f.StringVar(&o.by, "by", "", "figures for each value of a column: "+strings.Join(analyzer.Breakdowns(), ", "))
@@ -117,7 +138,25 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 	f.Float64Var(&o.price, "gpu-hour-price", 0, "price of a GPU for an hour, in any currency: adds the cost of a million output tokens")
 	f.IntVar(&o.gpus, "gpus", 1, "GPUs that served the run")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although a run is invalid")
+	groupFlags(c,
+		flagGroup{"Which requests", []string{"from", "to", "by"}},
+		flagGroup{"Limits and money", []string{"slo", "attain", "gpu-hour-price", "gpus"}},
+		flagGroup{"The server's cache", []string{"block-size", "pages"}},
+		flagGroup{"Result", []string{"json", "html", "md", "rows", "openmetrics", "force", "allow-invalid"}},
+	)
 	return c
+}
+
+// rowWriter writes the requests of one run in the format that the file's name asks for.
+func rowWriter(path string, runs []*analyzer.Run) (func(io.Writer) error, error) {
+	write := map[string]func(io.Writer, *analyzer.Run) error{".csv": analyzer.CSV, ".jsonl": analyzer.JSONL}[filepath.Ext(path)]
+	if write == nil {
+		return nil, usageError(fmt.Errorf("--rows %s: the name ends in neither .csv nor .jsonl", path), "")
+	}
+	if len(runs) != 1 {
+		return nil, usageError(fmt.Errorf("--rows takes one run, not %d", len(runs)), "")
+	}
+	return func(w io.Writer) error { return write(w, runs[0]) }, nil
 }
 
 // openRuns opens runs or traces; done closes them.

@@ -123,7 +123,8 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 		flagGroup{"Launches in pairs, or against a baseline", append([]string{"base", "candidate", "baseline"}, judgeHow...)},
 		flagGroup{"One run a side", []string{"single-run", "min-effect", "min-tail", "seed"}},
 		flagGroup{"Both", []string{"slo", "allow-invalid"}},
-		flagGroup{"Result", judgeWhere},
+		flagGroup{"Money, one run a side", []string{"gpu-hour-price", "fleet-gpus"}},
+		flagGroup{"Result", append([]string{"html", "force"}, judgeWhere...)},
 	)
 	return c
 }
