@@ -38,9 +38,19 @@ func path(e formats.Endpoint) string {
 	return "/v1/chat/completions"
 }
 
-// wire is a request as it goes over the connection: head and body in one piece, so that it is one write.
-func (p *pool) wire(path, requestID string, body []byte) []byte {
-	b := make([]byte, 0, len(p.headTail)+len(body)+len(p.url.Path)+len(path)+len(requestID)+80)
+// wire is a request as it goes over the connection, in one write: a small one in one piece, a large one in two, of which the body is
+// not copied.
+type wire struct{ head, body []byte }
+
+// smallBody is up to which a body is cheaper to copy than to send apart.
+const smallBody = 8 << 10
+
+func (p *pool) wire(path, requestID string, body []byte) wire {
+	n := len(p.headTail) + len(p.url.Path) + len(path) + len(requestID) + 80
+	if len(body) <= smallBody {
+		n += len(body)
+	}
+	b := make([]byte, 0, n)
 	b = append(b, "POST "...)
 	b = append(b, p.url.EscapedPath()...)
 	b = append(b, path...)
@@ -51,12 +61,25 @@ func (p *pool) wire(path, requestID string, body []byte) []byte {
 	b = append(b, "\r\nContent-Length: "...)
 	b = strconv.AppendInt(b, int64(len(body)), 10)
 	b = append(b, "\r\n\r\n"...)
-	return append(b, body...)
+	if len(body) <= smallBody {
+		return wire{head: append(b, body...)}
+	}
+	return wire{b, body}
+}
+
+func (w *wire) to(c net.Conn) error {
+	if w.body == nil {
+		_, err := c.Write(w.head)
+		return err
+	}
+	v := net.Buffers{w.head, w.body}
+	_, err := v.WriteTo(c)
+	return err
 }
 
 // exchange sends one request and follows its answer, filling x. due is the scheduled time by clk; x's times become offsets from it.
-// sent is told once, when the first byte is handed to the kernel, or with -1 where none was. wire is let go once it is answered.
-func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire *[]byte, clk clock, due int64, cut abort, sent func(at int64)) {
+// sent is told once, when the first byte is handed to the kernel, or with -1 where none was. w is let go once it is answered.
+func (p *pool) exchange(ctx context.Context, x *formats.Exchange, w *wire, clk clock, due int64, cut abort, sent func(at int64)) {
 	deadline := time.Now().Add(p.c.o.Timeout)
 	if at := clk.at(time.Duration(due) + cut.after); cut.after > 0 && at.Before(deadline) {
 		deadline = at
@@ -100,9 +123,9 @@ func (p *pool) exchange(ctx context.Context, x *formats.Exchange, wire *[]byte, 
 			x.SentNS = formats.Of(at - due)
 			sent(at)
 		}
-		_, werr := k.Write(*wire)
+		werr := w.to(k.Conn)
 		x.RequestEndNS = formats.Of(clk.now() - due)
-		again := k.answer(x, clk, due, werr, attempt < maxAttempts && kept, cut, wire)
+		again := k.answer(x, clk, due, werr, attempt < maxAttempts && kept, cut, w)
 		p.c.leave(k)
 		if !again {
 			if x.EndReason == formats.EndTimeout && p.c.isCut() {
@@ -132,7 +155,7 @@ func fail(x *formats.Exchange, at int64, kind string, reason formats.EndReason) 
 
 // answer reads the response; werr is how the writing ended. It returns true where the request may be sent again: the connection was
 // closed before it answered, and retry allows it. The connection is kept or closed by then.
-func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, retry bool, cut abort, wire *[]byte) (again bool) {
+func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, retry bool, cut abort, w *wire) (again bool) {
 	k.used++
 	h, first, started, err := k.readHead(clk)
 	if err != nil {
@@ -150,7 +173,7 @@ func (k *conn) answer(x *formats.Exchange, clk clock, due int64, werr error, ret
 		fail(x, clk.now()-due, kind, reason)
 		return false
 	}
-	*wire = nil // answered: it will not be sent again, and the answer may be long
+	*w = wire{} // answered: it will not be sent again, and the answer may be long
 	x.Status = formats.Of(int32(h.status))
 	x.ResponseHeaderNS = formats.Of(first - due)
 	x.Clock = formats.ClockUser

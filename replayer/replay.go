@@ -43,7 +43,7 @@ type job struct {
 	asked asked
 	abort abort
 	pool  *pool
-	wire  []byte
+	wire  wire
 	err   error         // of the prompter
 	ready chan struct{} // closed when wire or err stands
 	cost  int64
