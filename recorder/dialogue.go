@@ -17,8 +17,9 @@ type closing uint8
 const (
 	closedFIN closing = iota
 	closedRST
-	closedCut  // the capture ended, or the connection was given up
-	closedIdle // nothing came for longer than the idle limit
+	closedCut    // the capture ended, or the connection was given up
+	closedIdle   // nothing came for longer than the idle limit
+	closedBroken // the server's answer is no HTTP
 )
 
 // dialogue turns a connection's two byte streams into exchanges. It knows no packets: whoever has the bytes of the two directions in
@@ -76,7 +77,7 @@ func newDialogue(e *engine, server string, opened bool, clock formats.Clock) *di
 		d.half[i].to = d
 		d.half[i].request = i == fromClient
 		if !opened {
-			d.half[i].state = searching
+			d.half[i].state, d.half[i].resync = searching, true
 		}
 	}
 	return d
@@ -349,21 +350,36 @@ func (d *dialogue) readRequest(e *exchange) {
 	d.begun(e)
 }
 
-// broken says that the bytes are no HTTP.
-func (d *dialogue) broken(request bool, b []byte, at int64) bool {
-	if !d.opened || d.count > 0 {
-		return false
+// unframed says that a direction is in the middle of something whose beginning is missing.
+func (d *dialogue) unframed(bool) {
+	for _, e := range d.open {
+		if !e.x.GapBytes.Valid && !e.x.Truncated.Valid {
+			e.x.Midstream = formats.Of(true) // its beginning was not lost in a known place: the capture joined after it
+		}
 	}
+}
+
+// broken says that a direction's bytes are no HTTP.
+func (d *dialogue) broken(request bool, b []byte, at int64) {
+	notes := d.e.stats.Notes
 	switch {
+	case d.count > 0:
+		notes["protocol_errors"]++
+		if !request {
+			for len(d.open) > 0 {
+				d.finish(d.open[0], at, closedBroken, fromServer)
+			}
+			d.half[fromClient].state = opaque
+		}
+		return
 	case len(b) > 2 && b[0] == 0x16 && b[1] == 3:
-		d.e.stats.Notes["tls_connections"]++
+		notes["tls_connections"]++
 	case len(b) >= 14 && string(b[:14]) == "PRI * HTTP/2.0":
-		d.e.stats.Notes["http2_connections"]++
+		notes["http2_connections"]++
 	default:
-		d.e.stats.Notes["not_http_connections"]++
+		notes["not_http_connections"]++
 	}
 	d.half[fromClient].state, d.half[fromServer].state = opaque, opaque
-	return true
 }
 
 // close ends one direction.
@@ -417,6 +433,8 @@ func (d *dialogue) finish(e *exchange, at int64, how closing, who int) {
 	end := at - x.ArrivalUnixNS
 	switch {
 	case whole:
+	case how == closedBroken:
+		x.EndReason, x.ErrorKind = formats.EndServerAbort, formats.ErrorProtocol
 	case e.resp != nil && e.resp.Done():
 		end, whole = e.last-x.ArrivalUnixNS, true // the stream said that it was over; only its framing is cut
 	case how == closedCut || how == closedIdle || d.deaf && !e.answered:

@@ -103,6 +103,8 @@ func TestHTTP(t *testing.T) {
 		{"server resets", []step{sends(1, question()), {dir: fromServer, at: 4, end: "rst"}}, "0 server_abort reset - 0 - 3"},
 		{"server closes before it answers", []step{sends(1, question()), {dir: fromServer, at: 4, end: "fin"}}, "0 server_abort reset - 0 - 3"},
 		{"unstreamed answer cut", []step{sends(1, question()), replies(3, answerOf(plain)[:60]), {dir: fromServer, at: 4, end: "fin"}}, "200 server_abort reset - 0 2 3"},
+		{"answer that is no HTTP", []step{sends(1, question()), replies(5, "EHLO example\r\n"), replies(6, answerOf(plain))}, "0 server_abort protocol - 0 - 4"},
+		{"chunks that are none", []step{sends(1, question()), replies(5, streamHead+string(httpChunk(token))), replies(6, token), sends(7, question()), replies(8, answerOf(plain))}, "200 server_abort protocol - 1 4 5"},
 		{"upgrade", []step{sends(1, question()), replies(5, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n\x81\x05hello")}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -12,17 +12,19 @@ type halfHTTP struct {
 	remain  int64  // bytes left of the body or chunk
 	skipped int    // bytes dropped while looking for a message
 	lostAt  int64  // time of the last byte before a loss
+	resync  bool   // bytes of this direction are missing: framing may be lost without anybody's fault
 }
 
 // httpEvents is what one direction of a connection tells: a head (which returns how its body is framed), body bytes without framing,
 // the end of a message.
 type httpEvents interface {
-	begin(request bool, at int64)                        // the first byte of a message
-	head(request bool, h *head, at int64) framing        // a whole head
-	body(request bool, p []byte, at int64, flags int32)  // bytes of the body
-	lost(request bool, n int64)                          // n bytes of the body are missing; 0: an unknown number
-	end(request bool, at int64)                          // the last byte of a message
-	broken(request bool, b []byte, at int64) (stop bool) // no HTTP here; stop ends the reading of both directions
+	begin(request bool, at int64)                       // the first byte of a message
+	head(request bool, h *head, at int64) framing       // a whole head
+	body(request bool, p []byte, at int64, flags int32) // bytes of the body
+	lost(request bool, n int64)                         // n bytes of the body are missing; 0: an unknown number
+	unframed(request bool)                              // no message, but bytes are missing before it: one is looked for
+	end(request bool, at int64)                         // the last byte of a message
+	broken(request bool, b []byte, at int64)            // no HTTP here, though nothing is missing: the direction is read no further
 }
 
 // framing says how a message's body ends.
@@ -105,7 +107,7 @@ func (d *halfHTTP) data(p []byte, at int64, flags int32) {
 				break
 			}
 			if p[0] != '\n' {
-				d.lose()
+				p = d.broken(p, at)
 				break
 			}
 			p = p[1:]
@@ -170,12 +172,16 @@ func (d *halfHTTP) inHead(p []byte, at int64) []byte {
 	return p
 }
 
+// broken meets bytes that are no HTTP. After a loss, or in the middle of a connection, a message is looked for; otherwise they are what the
+// peer said, and no more of it can be read.
 func (d *halfHTTP) broken(b []byte, at int64) []byte {
-	if d.to.broken(d.request, b, at) {
-		d.state = opaque
-	} else {
+	if d.resync {
+		d.to.unframed(d.request)
 		d.lose()
+		return nil
 	}
+	d.state = opaque
+	d.to.broken(d.request, b, at)
 	d.head = d.head[:0]
 	return nil
 }
@@ -197,7 +203,7 @@ func (d *halfHTTP) chunkLine(p []byte, at int64) []byte {
 		d.head = append(d.head, take...)
 		if i < 0 {
 			if len(d.head) > 4096 {
-				d.lose()
+				return d.broken(d.head, at)
 			}
 			return nil
 		}
@@ -207,10 +213,11 @@ func (d *halfHTTP) chunkLine(p []byte, at int64) []byte {
 	}
 	p = p[i+1:]
 	n, ok := chunkSize(b)
+	if !ok {
+		return d.broken(b, at)
+	}
 	d.head = d.head[:0]
 	switch {
-	case !ok:
-		d.lose()
 	case n == 0:
 		d.state = inTrailer
 	default:
@@ -244,8 +251,7 @@ func (d *halfHTTP) trailer(p []byte, at int64) []byte {
 	i := bytes.IndexByte(p, '\n')
 	if i < 0 {
 		if len(d.head)+len(p) > maxHead {
-			d.lose()
-			return nil
+			return d.broken(d.head, at)
 		}
 		d.head = append(d.head, p...)
 		return nil
@@ -311,6 +317,7 @@ func (d *halfHTTP) foundChunk(p []byte) bool {
 // lost says that n bytes are missing here. Inside a body of known length the framing survives; elsewhere a message, or in a chunked body
 // a chunk, is looked for.
 func (d *halfHTTP) lost(n int64) {
+	d.resync = true
 	switch d.state {
 	case inBody, inChunk:
 		d.to.lost(d.request, min(n, d.remain))

@@ -109,6 +109,9 @@ func (c *conn) segment(e *engine, s *segment) {
 	me, peer := &c.half[s.from], &c.half[1-s.from]
 	me.seen = true
 	c.last = max(c.last, s.at)
+	if s.flags&tcpACK != 0 && !peer.known && me.hasISN && s.flags&tcpSYN == 0 {
+		peer.known, peer.next = true, s.ack // its SYN was lost, but this answers it
+	}
 	if s.flags&tcpACK != 0 && peer.known {
 		if d := diff(s.ack, peer.next); (!peer.hasAck || diff(s.ack, peer.acked) > 0) && d < maxJump && d > -maxJump {
 			peer.acked, peer.hasAck = s.ack, true
@@ -220,6 +223,9 @@ func (c *conn) deliver(e *engine, from int, data []byte, cut int, at int64, flag
 	dir := c.dir(from)
 	defer c.collect(e, at)
 	if len(data) > 0 {
+		if !h.hasISN {
+			c.dlg.half[dir].resync = true // its first bytes may be missing
+		}
 		if dir == fromServer {
 			c.dlg.marks.add(c.dlg, h.next-uint32(len(data)+cut), h.next)
 		}
@@ -444,7 +450,7 @@ func (c *conn) drain(e *engine, from int, force bool) (moved bool) {
 // hole returns how many bytes are known to be missing next; 0 where none are.
 func (c *conn) hole(from int) int64 {
 	h := &c.half[from]
-	if !h.known {
+	if !h.known || !h.seen {
 		return 0
 	}
 	end, some := h.next, false
