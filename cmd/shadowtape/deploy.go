@@ -76,7 +76,7 @@ func (d *deployFlags) options(a *app, verb string) candidate.Options {
 	}
 	show := &startLine{a: a}
 	return candidate.Options{
-		Deploy:       deploy.Options{Engine: engine, Getenv: os.Getenv, Environ: os.Environ(), Self: self, Progress: show.progress},
+		Deploy:       deploy.Options{Engine: engine, Kubeconfig: kubeconfig(), Getenv: os.Getenv, Environ: os.Environ(), Self: self, Progress: show.progress},
 		Shared:       d.exclusive == "off",
 		AllowInvalid: d.allowInvalid,
 		Wait:         d.wait,
@@ -85,6 +85,22 @@ func (d *deployFlags) options(a *app, verb string) candidate.Options {
 		GPUs:         openGPUs,
 		Told:         show.told,
 	}
+}
+
+// kubeconfig is where kubectl would look; "" where there is no such file.
+func kubeconfig() string {
+	if list := filepath.SplitList(os.Getenv("KUBECONFIG")); len(list) > 0 {
+		return list[0]
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	path := filepath.Join(home, ".kube", "config")
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
 }
 
 // startLine shows a start: one line that changes on a terminal, one line a stage elsewhere.

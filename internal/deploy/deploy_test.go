@@ -353,3 +353,10 @@ func TestBoundedLogKeepsShortOnes(t *testing.T) {
 		t.Errorf("%q", b.String())
 	}
 }
+
+func TestWithoutSecrets(t *testing.T) {
+	got := withoutSecrets([]string{"vllm", "serve", "--api-key", "abc", "--hf-token=def", "--port", "8000", "--tokenizer", "x"})
+	if want := []string{"vllm", "serve", "--api-key", "******", "--hf-token=******", "--port", "8000", "--tokenizer", "x"}; !slices.Equal(got, want) {
+		t.Error(got)
+	}
+}

@@ -55,7 +55,9 @@ func (c *Candidate) Environment(ctx context.Context) map[string]any {
 			env["model_files"] = map[string]any{"error": err.Error()}
 		}
 	}
-	env["host"] = Host()
+	if f.Kubernetes.none() { // the candidate is on this machine
+		env["host"] = Host()
+	}
 	return env
 }
 

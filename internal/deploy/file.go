@@ -23,9 +23,10 @@ import (
 type File struct {
 	Name string `yaml:"name"` // names the candidate in labels, logs and reports; default: the file's base name
 
-	Image   string   `yaml:"image"`   // a container image; NAME@sha256:… pins it. Exactly one of image and process
-	Process []string `yaml:"process"` // a plain command, word by word. ${port} is the port that it must listen on, ${self} this program
-	Dir     string   `yaml:"dir"`     // working directory of the process; default: the file's directory
+	Image      string     `yaml:"image"`      // a container image; NAME@sha256:… pins it. Exactly one of image, process and kubernetes
+	Process    []string   `yaml:"process"`    // a plain command, word by word. ${port} is the port that it must listen on, ${self} this program
+	Kubernetes Kubernetes `yaml:"kubernetes"` // a cluster's objects instead; one of the three
+	Dir        string     `yaml:"dir"`        // working directory of the process; default: the file's directory
 
 	Entrypoint []string          `yaml:"entrypoint"` // replaces the image's
 	Command    []string          `yaml:"command"`    // arguments to the image's entry point

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/shadowtape/shadowtape/internal/deploy/kube"
 )
 
 // TestSamples parses every deployment file that is shipped.
@@ -29,6 +31,15 @@ func TestSamples(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 			continue
+		}
+		if m := f.Kubernetes.Manifest; m != "" {
+			b, err := os.ReadFile(f.path(m))
+			if err != nil {
+				t.Error(err)
+			}
+			if _, err := kube.Read(b, "bench", "id"); err != nil {
+				t.Error(err)
+			}
 		}
 		if f.Image != "" && !f.GPUs.None() == (f.Dialect == "sim") {
 			t.Errorf("%s: a real engine without a GPU, or the simulator with one", path)

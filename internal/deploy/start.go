@@ -19,14 +19,15 @@ import (
 
 // Options say where and how a deployment file is started. The zero value starts a process without a log.
 type Options struct {
-	Engine   string              // address of the container engine, unix:///… or tcp://…; "": /var/run/docker.sock. Podman's compatible socket works
-	GPUs     []string            // UUIDs of the GPUs that the lease gave; nil: as the file says, unresolved
-	Log      io.Writer           // the candidate's output; nil: only its last lines are kept, for errors
-	LogLimit int64               // bytes of output kept, the beginning and the end of it; 0: 16 MiB
-	Getenv   func(string) string // where ${env:NAME} comes from; nil: such a reference is an error
-	Self     string              // this program, for ${self}
-	Environ  []string            // what a process inherits, before its own variables; nil: PATH and HOME only
-	Progress func(Progress)      // called from one goroutine at a time; nil: nobody is told
+	Engine     string              // address of the container engine, unix:///… or tcp://…; "": /var/run/docker.sock. Podman's compatible socket works
+	Kubeconfig string              // file for kubernetes:; "": the cluster that this program runs in
+	GPUs       []string            // UUIDs of the GPUs that the lease gave; nil: as the file says, unresolved
+	Log        io.Writer           // the candidate's output; nil: only its last lines are kept, for errors
+	LogLimit   int64               // bytes of output kept, the beginning and the end of it; 0: 16 MiB
+	Getenv     func(string) string // where ${env:NAME} comes from; nil: such a reference is an error
+	Self       string              // this program, for ${self}
+	Environ    []string            // what a process inherits, before its own variables; nil: PATH and HOME only
+	Progress   func(Progress)      // called from one goroutine at a time; nil: nobody is told
 }
 
 // Validate says what is wrong with the options.
@@ -152,9 +153,12 @@ func (c *Candidate) start(ctx context.Context) error {
 	}
 	c.log = newBoundedLog(o.Log, o.LogLimit, secrets)
 	l := launch{file: f, opts: o, id: c.ID, port: port, env: env, places: places, log: c.log, progress: c.progress}
-	if f.Image != "" {
+	switch {
+	case f.Image != "":
 		c.backend = &container{launch: l}
-	} else {
+	case !f.Kubernetes.none():
+		c.backend = &cluster{launch: l}
+	default:
 		c.backend = &process{launch: l}
 	}
 	began := time.Now()
@@ -308,6 +312,9 @@ func (f *File) label() string {
 	}
 	if len(f.Process) > 0 {
 		return f.Process[0]
+	}
+	if f.Kubernetes.Service != "" {
+		return f.Kubernetes.Service
 	}
 	return "candidate"
 }

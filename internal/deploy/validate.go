@@ -27,11 +27,17 @@ func (f *File) Validate() error {
 	if f.Name != "" && !nameRule.MatchString(f.Name) {
 		bad("name %q: letters, digits, _ . and - only", f.Name)
 	}
+	ways := 0
+	for _, is := range []bool{f.Image != "", len(f.Process) > 0, !f.Kubernetes.none()} {
+		if is {
+			ways++
+		}
+	}
 	switch {
-	case f.Image == "" && len(f.Process) == 0:
-		bad("it names neither an image nor a process")
-	case f.Image != "" && len(f.Process) > 0:
-		bad("it names an image and a process: one candidate is one of them")
+	case ways == 0:
+		bad("it names neither an image nor a process nor a Kubernetes service")
+	case ways > 1:
+		bad("it names several of an image, a process and a Kubernetes service: one candidate is one of them")
 	case f.Image != "" && !imageRule.MatchString(f.Image):
 		bad("image %q is not NAME[:TAG] or NAME@sha256:DIGEST", f.Image)
 	}
@@ -49,6 +55,8 @@ func (f *File) Validate() error {
 		if f.Port == 0 && !mentions(f, "${port}") {
 			bad("process has neither a port nor a ${port} among its words: where does it listen?")
 		}
+	} else if !f.Kubernetes.none() {
+		errs = append(errs, f.validateKubernetes()...)
 	} else {
 		if f.Dir != "" {
 			bad("dir belongs to a process")
