@@ -56,16 +56,18 @@ func (e *UnfitError) Hint() string {
 	return ""
 }
 
-// Running is a started candidate. Its methods may be called from several goroutines; Begin and End in turn.
+// Running is a started candidate, or one that somebody else started. Its methods may be called from several goroutines; Begin and End in
+// turn.
 type Running struct {
-	*deploy.Candidate
-	o      Options
-	before gpu.Verdict
-	reader gpu.Reader
-	facts  []gpu.GPU // of its GPUs
-	system gpu.System
-	lease  *gpu.Lease
-	env    map[string]any
+	*deploy.Candidate // nil where somebody else started it
+	found             *deploy.Found
+	o                 Options
+	before            gpu.Verdict
+	reader            gpu.Reader
+	facts             []gpu.GPU // of its GPUs
+	system            gpu.System
+	lease             *gpu.Lease
+	env               map[string]any
 
 	mu    sync.Mutex
 	watch *gpu.Watch
@@ -117,18 +119,7 @@ func (r *Running) start(ctx context.Context, f *deploy.File) error {
 		return err
 	}
 	r.env = r.Candidate.Environment(ctx)
-	if r.system.Driver != "" {
-		r.env["driver"], r.env["nvml"], r.env["cuda_driver"] = r.system.Driver, r.system.NVML, r.system.CUDA
-	}
-	if len(r.facts) > 0 {
-		var names []string
-		var facts []any
-		for _, g := range r.facts {
-			names = append(names, g.Name)
-			facts = append(facts, describe(g))
-		}
-		r.env["gpu_names"], r.env["gpus"] = names, facts
-	}
+	r.describeGPUs()
 	return nil
 }
 
@@ -201,7 +192,7 @@ func (r *Running) takeGPUs(ctx context.Context, f *deploy.File) error {
 	for _, g := range found {
 		ids = append(ids, g.UUID)
 	}
-	lo := gpu.LeaseOptions{Dir: r.o.LockDir, Holder: r.o.Holder, Wait: r.o.Wait, Told: func(err error) { r.tell(Note, "waiting: %v", err) }, Whole: func(id string) string { return gpu.Whole(all, id) }}
+	lo := r.leaseOptions(all)
 	if want == len(ids) {
 		r.lease, err = gpu.Acquire(ctx, ids, lo)
 	} else {
@@ -236,6 +227,89 @@ func filter(list []gpu.GPU, keep func(gpu.GPU) bool, want bool) []gpu.GPU {
 	return out
 }
 
+// owns reports whether a process is the candidate's.
+func (r *Running) owns(pid int) bool {
+	if r.Candidate != nil {
+		return r.Candidate.Owns(pid)
+	}
+	return r.found != nil && r.found.Owns(pid)
+}
+
+// Attach watches the GPUs of a server that somebody else started: ref is its container, or its process number, whose descendants are its
+// own too. The GPUs are those that its processes use now; they are leased and checked as for Start. Stop ends the watch and leaves the
+// server alone.
+func Attach(ctx context.Context, ref string, o Options) (*Running, error) {
+	if o.GPUs == nil {
+		o.GPUs = gpu.Open
+	}
+	r := &Running{o: o}
+	if err := r.attach(ctx, ref); err != nil {
+		return nil, errors.Join(err, r.Stop(ctx))
+	}
+	return r, nil
+}
+
+func (r *Running) attach(ctx context.Context, ref string) error {
+	var err error
+	if r.found, err = deploy.Find(ctx, r.o.Deploy.Engine, ref); err != nil {
+		return err
+	}
+	if r.reader, err = r.o.GPUs(); err != nil {
+		return &UnfitError{gpu.Unavailable(err)}
+	}
+	if r.system, err = r.reader.System(); err != nil {
+		return err
+	}
+	all, err := r.reader.GPUs()
+	if err != nil {
+		return err
+	}
+	if r.facts = gpu.UsedBy(r.reader, all, r.found.Owns); len(r.facts) == 0 {
+		return fmt.Errorf("find the GPUs of %s: none of its processes uses one that NVML shows", ref)
+	}
+	var ids []string
+	for _, g := range r.facts {
+		ids = append(ids, g.UUID)
+	}
+	if r.o.Shared {
+		r.before = gpu.Off()
+	} else {
+		if r.lease, err = gpu.Acquire(ctx, ids, r.leaseOptions(all)); err != nil {
+			return err
+		}
+		r.before = gpu.Before(r.reader, all, ids, gpu.Checks{Owns: r.found.Owns})
+		if !r.before.Valid() && !r.o.AllowInvalid {
+			return &UnfitError{r.before}
+		}
+	}
+	r.env = r.found.Environment()
+	r.env["gpu_uuids"] = ids
+	r.describeGPUs()
+	return nil
+}
+
+func (r *Running) leaseOptions(all []gpu.GPU) gpu.LeaseOptions {
+	return gpu.LeaseOptions{Dir: r.o.LockDir, Holder: r.o.Holder, Wait: r.o.Wait, Told: func(err error) { r.tell(Note, "waiting: %v", err) },
+		Whole: func(id string) string { return gpu.Whole(all, id) }}
+}
+
+// describeGPUs puts driver and GPUs into the environment.
+func (r *Running) describeGPUs() {
+	if r.system.Driver != "" {
+		r.env["driver"], r.env["nvml"], r.env["cuda_driver"] = r.system.Driver, r.system.NVML, r.system.CUDA
+	}
+	if len(r.facts) == 0 {
+		return
+	}
+	var names []string
+	var facts []any
+	for _, g := range r.facts {
+		names = append(names, g.Name)
+		facts = append(facts, describe(g))
+	}
+	r.env["gpu_names"], r.env["gpus"] = names, facts
+}
+
 func (r *Running) tell(kind Kind, format string, args ...any) {
 	if r.o.Told != nil {
 		r.o.Told(kind, fmt.Sprintf(format, args...))
@@ -253,7 +327,7 @@ func (r *Running) Begin(ctx context.Context, sink func([]formats.GPUSample) erro
 	for _, g := range r.facts {
 		ids = append(ids, g.UUID)
 	}
-	r.watch = gpu.StartWatch(context.WithoutCancel(ctx), r.reader, gpu.WatchOptions{UUIDs: ids, Sink: sink, Shared: r.o.Shared, Checks: gpu.Checks{Owns: r.Candidate.Owns}})
+	r.watch = gpu.StartWatch(context.WithoutCancel(ctx), r.reader, gpu.WatchOptions{UUIDs: ids, Sink: sink, Shared: r.o.Shared, Checks: gpu.Checks{Owns: r.owns}})
 }
 
 // End ends the watch and writes what the candidate is and what was found into the manifest: environment, covariates, reasons, warnings.
@@ -277,6 +351,10 @@ func (r *Running) End(m *formats.Manifest) {
 	m.Environment["deployment"] = r.env
 	m.Invalid = append(m.Invalid, verdict.Lines(gpu.Invalid)...)
 	m.Warnings = append(m.Warnings, verdict.Lines(gpu.Warn)...)
+	if r.Candidate == nil {
+		m.Valid = m.Valid && len(m.Invalid) == 0
+		return
+	}
 	if err := r.Candidate.Died(); err != nil {
 		text := err.Error()
 		var e *deploy.Error
@@ -301,6 +379,9 @@ func (r *Running) Stop(ctx context.Context) error {
 		}
 		if r.Candidate != nil {
 			errs = append(errs, r.Candidate.Stop(ctx))
+		}
+		if r.found != nil {
+			errs = append(errs, r.found.Close())
 		}
 		if r.lease != nil {
 			errs = append(errs, r.lease.Release())

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -322,5 +323,62 @@ func TestDeathIsInvalid(t *testing.T) {
 	r.End(&man)
 	if man.Valid || !strings.Contains(man.Invalid[0], "candidate it died: exit code 7; its last line: CUDA out of memory") {
 		t.Errorf("%+v", man.Invalid)
+	}
+}
+
+// A server that somebody else started: its process tree maps to its GPUs, and only they are watched.
+func TestAttach(t *testing.T) {
+	m := &machine{}
+	o, _ := options(t, m)
+	cmd := exec.Command("sh", "-c", "sleep 60 & echo $!; wait")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var child int
+	if _, err := fmt.Fscan(out, &child); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if p, err := os.FindProcess(child); err == nil {
+			p.Kill()
+		}
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	if _, err := Attach(t.Context(), fmt.Sprint(cmd.Process.Pid), o); err == nil || !strings.Contains(err.Error(), "none of its processes uses one") {
+		t.Fatal(err)
+	}
+	m.use("GPU-b", proc(child))
+	r, err := Attach(t.Context(), fmt.Sprint(cmd.Process.Pid), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, held, _ := gpu.HolderOf(o.LockDir, "GPU-b"); !held {
+		t.Error("its GPU is not leased")
+	}
+	r.Begin(t.Context(), nil)
+	time.Sleep(150 * time.Millisecond)
+	m.use("GPU-b", proc(child), proc(1))
+	time.Sleep(250 * time.Millisecond)
+	man := formats.Manifest{Valid: true}
+	r.End(&man)
+	d := man.Environment["deployment"].(map[string]any)
+	if man.Valid || len(man.Invalid) != 1 || !strings.Contains(man.Invalid[0], "process 1 ") || d["gpu_uuids"].([]string)[0] != "GPU-b" || d["kind"] != "process" || d["command"].([]string)[0] != "sh" {
+		t.Errorf("%+v", man)
+	}
+	if err := r.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Error("the server was stopped")
+	}
+	for _, ref := range []string{"999999999", "no-such-container"} {
+		if _, err := Attach(t.Context(), ref, o); err == nil {
+			t.Errorf("%s was found", ref)
+		}
 	}
 }

@@ -146,6 +146,26 @@ func Select(gpus []GPU, r Request) ([]GPU, error) {
 	return found, nil
 }
 
+// UsedBy finds the GPUs, or instances of divided ones, that an owner's processes use now. Those that cannot be read are left out.
+func UsedBy(r Reader, gpus []GPU, owns func(pid int) bool) []GPU {
+	var used []GPU
+	uses := func(g GPU) bool {
+		x, err := r.Fast(g.UUID)
+		return err == nil && slices.ContainsFunc(x.Processes.Or(nil), func(p Process) bool { return owns(p.PID) })
+	}
+	for _, g := range gpus {
+		for _, m := range g.Instances {
+			if part, ok := byUUID(gpus, m.UUID); ok && uses(part) {
+				used = append(used, part)
+			}
+		}
+		if !g.MIG && uses(g) {
+			used = append(used, g)
+		}
+	}
+	return used
+}
+
 // byUUID finds a GPU, or the instance of one as a GPU of its own.
 func byUUID(gpus []GPU, id string) (GPU, bool) {
 	for _, g := range gpus {
