@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/parquet-go/parquet-go"
-	"github.com/parquet-go/parquet-go/compress/zstd"
 )
 
 const (
@@ -123,7 +122,7 @@ func (s *series[T]) write(rows []T) error {
 			return err
 		}
 		s.object = o
-		s.w = parquet.NewGenericWriter[T](o, parquet.Compression(&zstd.Codec{}), parquet.CreatedBy("shadowtape", s.version, ""))
+		s.w = parquet.NewGenericWriter[T](o, parquet.Compression(pages), parquet.CreatedBy("shadowtape", s.version, ""))
 	}
 	if _, err := s.w.Write(rows); err != nil {
 		return err

@@ -5,7 +5,6 @@ import (
 	"io"
 
 	"github.com/parquet-go/parquet-go"
-	"github.com/parquet-go/parquet-go/compress/zstd"
 	"github.com/parquet-go/parquet-go/encoding"
 )
 
@@ -111,7 +110,7 @@ func (s *segment) start() {
 			}
 		}
 	}
-	s.w = parquet.NewWriter(s.out, chosen, parquet.Compression(&zstd.Codec{Level: zstd.SpeedBetterCompression}), parquet.PageBufferSize(pageBytes),
+	s.w = parquet.NewWriter(s.out, chosen, parquet.Compression(pages), parquet.PageBufferSize(pageBytes),
 		parquet.CreatedBy("shadowtape", s.version, ""), parquet.DataPageStatistics(false), parquet.DictionaryMaxBytes(1<<20))
 }
 
