@@ -10,6 +10,9 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 )
 
+// errStateful refuses a request that continues what only the recorded server holds.
+var errStateful = errors.New("it continues a conversation that only the recorded server holds")
+
 // Body makes the request of an exchange, and sets in x what is asked for.
 func (p *Prompts) Body(x *formats.Exchange) ([]byte, error) {
 	if x.Endpoint == "" {
@@ -17,6 +20,11 @@ func (p *Prompts) Body(x *formats.Exchange) ([]byte, error) {
 	}
 	if !x.InputTokens.Valid || x.InputTokens.V < 0 {
 		return nil, errors.New("the trace does not say how long the prompt was")
+	}
+	for _, name := range x.ExtraParams {
+		if name == "previous_response_id" || name == "conversation" {
+			return nil, errStateful
+		}
 	}
 	x.RequestModel = p.o.Model
 	w := writer{b: make([]byte, 0, 512+6*x.InputTokens.V)}
@@ -99,12 +107,26 @@ func (p *Prompts) quoted(w *writer, x *formats.Exchange, n int64, c *Calibration
 }
 
 func (p *Prompts) chat(w *writer, x *formats.Exchange) {
+	tokens := x.InputTokens.V
+	if x.ToolCount.V > 0 {
+		if p.o.Text.TokensPerToolByte > 0 {
+			p.tools(w, x)
+			tokens = max(tokens-p.toolTokens(x), 1)
+		} else {
+			p.note("tools_left_out")
+			x.ToolCount, x.ToolBytes = formats.Null[int32]{}, none
+		}
+	}
+	if x.ImageCount.V > 0 && !p.o.Images || x.AudioCount.V > 0 {
+		p.note("media_left_out")
+		x.AudioCount = formats.Null[int32]{}
+		if !p.o.Images {
+			x.ImageCount, x.ImagePixels = formats.Null[int32]{}, none
+		}
+	}
 	w.name("messages")
-	w.b = append(w.b, `[{"role":"user","content":`...)
-	p.quoted(w, x, x.InputTokens.V, &p.o.Text)
-	w.b = append(w.b, "}]"...)
+	p.chatMessages(w, x, tokens)
 	x.InputTokensSource = formats.TokensEstimated
-	x.MessageCount = formats.Of(int32(1))
 	if len(x.TemplateFlags) > 0 {
 		w.name("chat_template_kwargs")
 		w.b = append(w.b, '{')
@@ -121,12 +143,6 @@ func (p *Prompts) chat(w *writer, x *formats.Exchange) {
 			w.b = append(w.b, v...)
 		}
 		w.b = append(w.b, '}')
-	}
-	if x.ToolCount.V > 0 {
-		p.note("tools_left_out")
-	}
-	if x.ImageCount.V > 0 || x.AudioCount.V > 0 {
-		p.note("media_left_out")
 	}
 }
 

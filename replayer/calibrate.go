@@ -16,7 +16,10 @@ type Calibration struct {
 	Words         []string // none: the built-in list
 	TokensPerWord float64  // 0: 1
 	Overhead      float64  // tokens of the chat template, or of a beginning-of-text token
-	Method        string   // tokenize, usage, or none
+	PerMessage    float64  // tokens of the template around each message but the first
+	// Tools add ToolOverhead + bytes × TokensPerToolByte tokens. 0: the server was not asked, or takes none.
+	TokensPerToolByte, ToolOverhead float64
+	Method                          string // tokenize, usage, or none
 }
 
 func (c *Calibration) defaults() {
@@ -56,7 +59,56 @@ func (c *Client) Calibrate(ctx context.Context, model string, endpoint formats.E
 	if cal.Overhead < 0 {
 		cal.Overhead = 0
 	}
+	if endpoint == formats.EndpointChat {
+		third := sample(cal.Words, short/2)
+		three := []any{map[string]any{"role": "user", "content": third}, map[string]any{"role": "assistant", "content": third}, map[string]any{"role": "user", "content": "time"}}
+		if n, err := p.chatTokens(ctx, model, cal.Method, map[string]any{"messages": three}); err == nil {
+			cal.PerMessage = max(float64(n)-cal.Overhead-(short+1)*cal.TokensPerWord, 0) / 2
+		}
+	}
 	return cal, nil
+}
+
+// CalibrateTools measures how tool schemas are counted, by the usage of two requests; the calibration stays as it is where the server
+// takes none.
+func (c *Client) CalibrateTools(ctx context.Context, model string, cal *Calibration) {
+	p := c.targets[0]
+	count := func(n, bytes int) (int64, error) {
+		return p.chatTokens(ctx, model, "usage", map[string]any{"messages": []any{map[string]any{"role": "user", "content": sample(cal.Words, 16)}},
+			"tools": json.RawMessage(toolSchemas(n, bytes, 1, cal.Words)), "tool_choice": "none"})
+	}
+	a, errA := count(2, 800)
+	b, errB := count(8, 8000)
+	if errA != nil || errB != nil || b <= a {
+		return
+	}
+	cal.TokensPerToolByte = float64(b-a) / float64(len(toolSchemas(8, 8000, 1, cal.Words))-len(toolSchemas(2, 800, 1, cal.Words)))
+	cal.ToolOverhead = float64(a) - cal.Overhead - 16*cal.TokensPerWord - float64(len(toolSchemas(2, 800, 1, cal.Words)))*cal.TokensPerToolByte
+}
+
+// TakesImages tries a request with a small picture.
+func (c *Client) TakesImages(ctx context.Context, model string) bool {
+	p, err := NewPrompts(PromptOptions{Model: model, Images: true, Natural: true})
+	if err != nil {
+		return false
+	}
+	body, err := p.Body(&formats.Exchange{Endpoint: formats.EndpointChat, Stream: formats.Of(false), InputTokens: formats.Of(int64(20)), MaxTokens: formats.Of(int64(1)),
+		ImageCount: formats.Of(int32(1)), ImagePixels: formats.Of(int64(64 * 64))})
+	if err != nil {
+		return false
+	}
+	status, kind, answer, _, err := c.targets[0].control(ctx, "POST", path(formats.EndpointChat), json.RawMessage(body))
+	return err == nil && status == http.StatusOK && !html(kind, answer)
+}
+
+// chatTokens is how a chat request is counted, by /tokenize or by the usage of an answer of one token.
+func (p *pool) chatTokens(ctx context.Context, model, method string, body map[string]any) (int64, error) {
+	body["model"] = model
+	if method == "tokenize" {
+		return p.tokenize(ctx, body)
+	}
+	body["max_tokens"] = 1
+	return p.usageOf(ctx, formats.EndpointChat, body)
 }
 
 // sample is n words as text, each as often as the others, in an order that is not the list's.
@@ -140,6 +192,10 @@ func (p *pool) usageTokens(ctx context.Context, model string, endpoint formats.E
 	} else {
 		body["prompt"] = text
 	}
+	return p.usageOf(ctx, endpoint, body)
+}
+
+func (p *pool) usageOf(ctx context.Context, endpoint formats.Endpoint, body map[string]any) (int64, error) {
 	status, kind, answer, _, err := p.control(ctx, "POST", path(endpoint), body)
 	if err != nil {
 		return 0, err

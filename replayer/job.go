@@ -121,6 +121,8 @@ type Job struct {
 	prompts *Prompts
 	sha     string
 	perByte float64
+
+	tools, images bool // the schedule has requests with such
 }
 
 // Prepare reads the trace's times, asks the targets what they are, and calibrates the prompts. It starts nothing: an unreachable
@@ -198,6 +200,10 @@ func (j *Job) prepare(ctx context.Context) error {
 		if po.Text, err = j.client.Calibrate(ctx, pl.Model, formats.EndpointChat); err != nil {
 			return err
 		}
+		if j.tools {
+			j.client.CalibrateTools(ctx, pl.Model, &po.Text)
+		}
+		po.Images = j.images && j.client.TakesImages(ctx, pl.Model)
 		pl.Text = po.Text
 	}
 	if !pl.TokenIDs && pl.Endpoints[formats.EndpointCompletions] > 0 {

@@ -46,7 +46,8 @@ func (j *Job) manifest(ids string) formats.Manifest {
 		opts["max_in_flight"] = o.MaxInFlight
 	}
 	if j.Plan.Text.Method != "" {
-		opts["prompt_text"] = map[string]any{"method": j.Plan.Text.Method, "tokens_per_word": j.Plan.Text.TokensPerWord, "overhead_tokens": j.Plan.Text.Overhead}
+		opts["prompt_text"] = map[string]any{"method": j.Plan.Text.Method, "tokens_per_word": j.Plan.Text.TokensPerWord, "overhead_tokens": j.Plan.Text.Overhead, "tokens_per_message": j.Plan.Text.PerMessage,
+			"tokens_per_tool_byte": j.Plan.Text.TokensPerToolByte}
 	}
 	return formats.Manifest{
 		Schema: 1, Label: label, ToolVersion: o.ToolVersion, Command: o.Command, Kind: "replay", StartUnixNS: time.Now().UnixNano(), Seed: o.Seed,
@@ -113,7 +114,7 @@ func (j *Job) finish(m *formats.Manifest, s Stats, ws promtext.WatchStats, p pha
 // noteTexts say what Prompts.Notes counts.
 var noteTexts = map[string]string{
 	"tools_left_out":           "the recorded tools were left out",
-	"media_left_out":           "the recorded images and audio were left out",
+	"media_left_out":           "recorded images or audio were left out",
 	"stream_unknown":           "the trace does not say whether the answer was streamed, so it was",
 	"output_unknown":           "the trace does not say how long the answer was, so the model decided",
 	"output_not_forced":        "the answer's length was limited but not forced",

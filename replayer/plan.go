@@ -13,7 +13,7 @@ import (
 func (j *Job) count(endpoint formats.Endpoint) error {
 	sel := &j.o.Selection
 	columns := []formats.Column{formats.ColExchangeID, formats.ColArrival, formats.ColPhase, formats.ColArrivalIndex, formats.ColInputTokens, formats.ColOutputTokens, formats.ColEndpoint,
-		formats.ColServerID, formats.ColTenantID, formats.ColRequestModel, formats.ColSessionID, formats.ColSourceID}
+		formats.ColServerID, formats.ColTenantID, formats.ColRequestModel, formats.ColSessionID, formats.ColSourceID, formats.ColToolCount, formats.ColImageCount}
 	h := j.o.Trace.Header
 	bytes := h.PrefixBlockUnit == "bytes"
 	if bytes {
@@ -69,6 +69,10 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 		pl.Endpoints[e]++
 		if !x.InputTokens.Valid {
 			noInput++
+		}
+		if e == formats.EndpointChat {
+			j.tools = j.tools || x.ToolCount.V > 0
+			j.images = j.images || x.ImageCount.V > 0
 		}
 		if s := int64(a.At / time.Second); s != second || pl.Requests == 1 {
 			second, inSecond = s, 0

@@ -30,6 +30,7 @@ type PromptOptions struct {
 	// TokensPerByte converts blocks of bytes; 0 means 0.25. It is one number for the trace, so that equal blocks get equal tokens.
 	TokensPerByte float64
 
+	Images         bool        // send pictures of the recorded size, which the server is known to take
 	Text           Calibration // of chat and other text prompts
 	CompletionText Calibration // of completions where TokenIDs is false
 	FirstID        int         // the token ids drawn are FirstID ≤ id < LastID; 0: 1,000

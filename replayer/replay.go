@@ -424,7 +424,11 @@ func (r *replay) send(ctx context.Context, j *job) {
 		<-j.ready
 	}
 	if j.err != nil {
-		r.drop(j, formats.ErrorPrompt)
+		why := formats.ErrorPrompt
+		if errors.Is(j.err, errStateful) {
+			why = formats.ErrorStateful
+		}
+		r.drop(j, why)
 		return
 	}
 	x, due := j.x, int64(j.due)
