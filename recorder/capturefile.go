@@ -1,7 +1,6 @@
 package recorder
 
 import (
-	"bufio"
 	"bytes"
 	"compress/gzip"
 	"encoding/binary"
@@ -33,14 +32,14 @@ var (
 // captureReader reads a pcap or pcapng file in either byte order, plain or compressed with gzip or zstd. It never allocates by a length
 // that it has not checked, and stops at the first damage: what stood before it has been handed out.
 type captureReader struct {
-	r      *bufio.Reader
+	r      io.Reader
+	buf    []byte
+	rest   []byte // read and not taken yet
 	order  binary.ByteOrder
 	ng     bool
 	link   uint32 // of a pcap file
 	unit   int64  // nanoseconds of a pcap file's fraction
 	ifaces []ngInterface
-	used   int // bytes of the record handed out last, still in r
-	buf    []byte
 	base   uint32 // number of the section's first interface
 
 	packets  int64
@@ -58,29 +57,31 @@ type ngInterface struct {
 	bad    bool   // its time resolution is unusable
 }
 
+const bufferSize = 1 << 20
+
 // newCaptureReader looks at the first bytes of r.
 func newCaptureReader(r io.Reader) (*captureReader, error) {
-	c := &captureReader{r: bufio.NewReaderSize(r, 1<<20), dropSeen: map[uint32]int64{}, closer: func() {}}
-	head, err := c.r.Peek(4)
+	c := &captureReader{r: r, buf: make([]byte, bufferSize), dropSeen: map[uint32]int64{}, closer: func() {}}
+	head, err := c.peek(4)
 	if err != nil {
 		return nil, short(err, errNoCap)
 	}
 	switch {
 	case head[0] == 0x1f && head[1] == 0x8b:
-		z, err := gzip.NewReader(c.r)
+		z, err := gzip.NewReader(&started{bytes.Clone(c.rest), r})
 		if err != nil {
 			return nil, fmt.Errorf("gzip: %w", err)
 		}
-		c.r = bufio.NewReaderSize(z, 1<<20)
+		c.r, c.rest = z, nil
 	case bytes.Equal(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(c.r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<28))
+		z, err := zstd.NewReader(&started{bytes.Clone(c.rest), r}, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(1<<28))
 		if err != nil {
 			return nil, fmt.Errorf("zstd: %w", err)
 		}
 		c.closer = z.Close
-		c.r = bufio.NewReaderSize(z, 1<<20)
+		c.r, c.rest = z, nil
 	}
-	if head, err = c.r.Peek(4); err != nil {
+	if head, err = c.peek(4); err != nil {
 		return nil, short(err, errNoCap)
 	}
 	switch binary.BigEndian.Uint32(head) {
@@ -99,6 +100,21 @@ func newCaptureReader(r io.Reader) (*captureReader, error) {
 	return nil, errNoCap
 }
 
+// started is a reader of which some bytes have been read already.
+type started struct {
+	had []byte
+	r   io.Reader
+}
+
+func (s *started) Read(p []byte) (int, error) {
+	if len(s.had) > 0 {
+		n := copy(p, s.had)
+		s.had = s.had[n:]
+		return n, nil
+	}
+	return s.r.Read(p)
+}
+
 // short turns an early end of the file into what it means here.
 func short(err, meaning error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -109,9 +125,11 @@ func short(err, meaning error) error {
 
 func (c *captureReader) pcapHeader(order binary.ByteOrder, unit int64) error {
 	var h [24]byte
-	if _, err := io.ReadFull(c.r, h[:]); err != nil {
+	b, err := c.take(len(h))
+	if err != nil {
 		return short(err, errCut)
 	}
+	copy(h[:], b)
 	c.order, c.unit = order, unit
 	c.link = order.Uint32(h[20:]) & 0xffff // the upper bits hold the length of a frame check sequence
 	return nil
@@ -119,38 +137,53 @@ func (c *captureReader) pcapHeader(order binary.ByteOrder, unit int64) error {
 
 // take returns the next n bytes, valid until the next call; io.EOF only where not one of them is there.
 func (c *captureReader) take(n int) ([]byte, error) {
-	if n <= c.r.Size() {
-		b, err := c.r.Peek(n)
-		if err != nil {
-			if len(b) == 0 && errors.Is(err, io.EOF) {
-				return nil, io.EOF
-			}
-			return nil, short(err, errCut)
-		}
-		c.used = n
-		return b, nil
+	b, err := c.peek(n)
+	if err == nil {
+		c.rest = c.rest[n:]
 	}
-	if cap(c.buf) < n {
-		c.buf = make([]byte, n)
-	}
-	_, err := io.ReadFull(c.r, c.buf[:n])
-	if err != nil && !errors.Is(err, io.EOF) {
-		err = short(err, errCut)
-	}
-	return c.buf[:n], err
+	return b, err
 }
 
-// release drops the bytes that take returned last.
-func (c *captureReader) release() {
-	if c.used > 0 {
-		c.r.Discard(c.used)
-		c.used = 0
+// peek is take, but leaves the bytes to be taken.
+func (c *captureReader) peek(n int) ([]byte, error) {
+	if len(c.rest) < n {
+		if err := c.fill(n); err != nil {
+			return nil, err
+		}
 	}
+	return c.rest[:n], nil
+}
+
+// fill reads on until n bytes are there.
+func (c *captureReader) fill(n int) error {
+	buf := c.buf
+	if len(buf) < n {
+		buf = make([]byte, n+bufferSize)
+	}
+	have := copy(buf, c.rest)
+	c.buf = buf
+	for empty := 0; have < n; {
+		got, err := c.r.Read(buf[have:])
+		have += got
+		c.rest = buf[:have]
+		if empty++; got > 0 {
+			empty = 0
+		}
+		switch {
+		case have >= n:
+		case errors.Is(err, io.EOF) && have == 0:
+			return io.EOF
+		case err != nil:
+			return short(err, errCut)
+		case empty > 100:
+			return io.ErrNoProgress
+		}
+	}
+	return nil
 }
 
 // next reads one packet. io.EOF is a clean end; any other error ends the file where it is damaged.
 func (c *captureReader) next(p *packet) error {
-	c.release()
 	if c.ng {
 		return c.nextBlock(p)
 	}
@@ -163,18 +196,9 @@ func (c *captureReader) next(p *packet) error {
 	if n > maxRecord {
 		return fmt.Errorf("packet %d claims %d bytes", c.packets+1, n)
 	}
-	c.release()
 	data, err := c.take(int(n))
 	if err != nil {
-		if err == io.EOF && n > 0 {
-			err = errCut
-		}
-		if err == io.EOF {
-			err = nil
-		}
-		if err != nil {
-			return err
-		}
+		return short(err, errCut)
 	}
 	c.packets++
 	*p = packet{data: data, at: int64(sec)*1e9 + int64(frac)*c.unit, orig: int(max(orig, n)), link: c.link}
@@ -193,8 +217,7 @@ const (
 
 func (c *captureReader) nextBlock(p *packet) error {
 	for {
-		c.release()
-		h, err := c.take(8)
+		h, err := c.peek(8)
 		if err != nil {
 			return err
 		}
@@ -211,7 +234,6 @@ func (c *captureReader) nextBlock(p *packet) error {
 		if n < 12 || n%4 != 0 || n > maxRecord {
 			return fmt.Errorf("block after packet %d claims %d bytes", c.packets, n)
 		}
-		c.used = 0
 		b, err := c.take(int(n))
 		if err != nil {
 			return short(err, errCut)
@@ -240,7 +262,7 @@ func (c *captureReader) nextBlock(p *packet) error {
 }
 
 func (c *captureReader) section() error {
-	h, err := c.take(12)
+	h, err := c.peek(12)
 	if err != nil {
 		return short(err, errCut)
 	}
@@ -256,7 +278,6 @@ func (c *captureReader) section() error {
 	if n < 28 || n%4 != 0 || n > maxRecord {
 		return fmt.Errorf("pcapng section header claims %d bytes", n)
 	}
-	c.used = 0
 	if _, err := c.take(int(n)); err != nil {
 		return short(err, errCut)
 	}

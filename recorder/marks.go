@@ -12,9 +12,9 @@ type eventMarks struct {
 const rememberedSegments = 64
 
 type eventMark struct {
-	from, to uint32
 	x        *formats.Exchange
-	events   int // before the segment
+	from, to uint32
+	events   int32 // before the segment
 }
 
 func (m *eventMarks) reset() { m.n = 0 }
@@ -27,7 +27,7 @@ func (m *eventMarks) add(d *dialogue, from, to uint32) {
 		m.ring = make([]eventMark, rememberedSegments)
 	}
 	x := d.open[0].x
-	m.ring[m.n%len(m.ring)] = eventMark{from, to, x, len(x.EventGapUS)}
+	m.ring[m.n%len(m.ring)] = eventMark{x, from, to, int32(len(x.EventGapUS))}
 	m.n++
 }
 
@@ -41,7 +41,7 @@ func (m *eventMarks) flag(seq uint32) *formats.Exchange {
 		if diff(k.from, seq) > 0 && m.n > len(m.ring) { // older than what is remembered: everything may be late
 			flagFrom(k.x, 0)
 		} else {
-			flagFrom(k.x, k.events)
+			flagFrom(k.x, int(k.events))
 		}
 		return k.x
 	}

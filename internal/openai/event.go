@@ -8,7 +8,11 @@ import (
 
 // dispatch ends the event being read: it decides whether it carried tokens, and for which choice.
 func (r *Response) dispatch() {
-	defer r.resetEvent()
+	r.book()
+	r.resetEvent()
+}
+
+func (r *Response) book() {
 	r.json.end()
 	ev := &r.ev
 	stream := r.streamed
@@ -25,8 +29,10 @@ func (r *Response) dispatch() {
 	if stream && !r.x.FirstEventNS.Valid {
 		r.x.FirstEventNS = formats.Of(r.now)
 	}
-	kind, typed := eventTypes[string(ev.kind[:ev.kindN])]
-	if typed {
+	if kind, typed := none, false; ev.kindN > 0 {
+		if kind, typed = eventTypes[string(ev.kind[:ev.kindN])]; !typed {
+			kind = none
+		}
 		switch kind {
 		case failure:
 			ev.failure = true
@@ -46,7 +52,9 @@ func (r *Response) dispatch() {
 	if ev.failure {
 		r.failed = true
 	}
-	r.mergeUsage(&ev.use)
+	if ev.counted {
+		r.mergeUsage(&ev.use)
+	}
 	if ev.top != (delta{}) || ev.each.Valid {
 		ev.deltas = append(ev.deltas, ev.top)
 	}
@@ -148,10 +156,20 @@ func (r *Response) record(d *delta, count int32) {
 		r.cutList = true
 		return
 	}
+	n := len(x.EventGapUS)
 	x.EventGapUS = append(x.EventGapUS, clamp32(gap))
-	x.EventTokens = append(x.EventTokens, count)
-	x.EventChoice = append(x.EventChoice, d.index)
-	x.EventFlags = append(x.EventFlags, flags)
+	appendSparse(&x.EventTokens, n, count)
+	appendSparse(&x.EventChoice, n, d.index)
+	appendSparse(&x.EventFlags, n, flags)
+}
+
+// appendSparse appends to a list of n values that is nil while all are 0.
+func appendSparse(list *[]int32, n int, v int32) {
+	if *list != nil {
+		*list = append(*list, v)
+	} else if v != 0 {
+		*list = append(make([]int32, n, 2*n+8), v)
+	}
 }
 
 func micros(ns int64) int64 { return (ns + 500) / 1000 }
@@ -370,16 +388,20 @@ func (r *Response) lists() {
 		x.EventGapUS, x.EventTokens, x.EventChoice, x.EventFlags = nil, nil, nil, nil
 		return
 	}
+	// The lists of values that were all 0 are nil so far.
 	var known int64
-	unknown := 0
+	unknown := len(x.EventGapUS)
 	for _, n := range x.EventTokens {
 		known += int64(n)
-		if n == 0 {
-			unknown++
+		if n != 0 {
+			unknown--
 		}
 	}
 	if unknown > 0 {
 		if x.OutputTokens.Valid && x.OutputTokensSource == formats.TokensUsage && x.OutputTokens.V-known == int64(unknown) {
+			if x.EventTokens == nil {
+				x.EventTokens = make([]int32, unknown)
+			}
 			for i, n := range x.EventTokens {
 				if n == 0 {
 					x.EventTokens[i] = 1
@@ -389,14 +411,10 @@ func (r *Response) lists() {
 			x.EventTokens = nil
 		}
 	}
-	if !r.several {
+	switch {
+	case !r.several:
 		x.EventChoice = nil
-	}
-	any := int32(0)
-	for _, f := range x.EventFlags {
-		any |= f
-	}
-	if any == 0 {
-		x.EventFlags = nil
+	case x.EventChoice == nil && len(x.EventGapUS) > 0:
+		x.EventChoice = make([]int32, len(x.EventGapUS))
 	}
 }

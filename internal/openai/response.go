@@ -72,6 +72,7 @@ type event struct {
 	top     delta // what stands outside choices
 	str     bool  // a top-level delta string with something in it
 	use     usage
+	counted bool                // use has something
 	each    formats.Null[int64] // usageEach
 	failure bool
 	done    bool
@@ -238,8 +239,7 @@ func (r *Response) values(p []byte, flags int32) {
 }
 
 func (r *Response) resetEvent() {
-	d := r.ev.deltas[:0]
-	r.ev = event{deltas: d}
+	r.ev = event{deltas: r.ev.deltas[:0]}
 	r.json.reset()
 }
 
@@ -354,6 +354,7 @@ func (r *Response) usageField(f field, kind byte, text []byte) {
 		return
 	}
 	v, u := formats.Of(n), &r.ev.use
+	r.ev.counted = true
 	switch f {
 	case usageIn:
 		u.in = v
