@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/openai"
 )
 
 // invoke runs the program in process.
@@ -223,4 +225,44 @@ func covers(documented, printed string) bool {
 		}
 	}
 	return true
+}
+
+func TestFind(t *testing.T) {
+	dir := t.TempDir()
+	key := filepath.Join(dir, "key")
+	if err := os.WriteFile(key, []byte("0123456789abcdef0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := openai.NewHasher([]byte("0123456789abcdef0123456789abcdef"))
+	trace := filepath.Join(dir, "trace.parquet")
+	w, err := formats.Create(trace, formats.Header{SourceKind: "proxy", HashKeyID: h.KeyID()}, formats.SegmentOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(50) {
+		x := &formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: 1e18 + i, InputTokens: formats.Of(i), CorrelationID: formats.Of(h.Sum("request", "req-"+strconv.FormatInt(i, 10)))}
+		if err := w.Write(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := invoke("inspect", trace, "--find", "req-33", "--key-file", key)
+	if code != exitGood || !regexp.MustCompile(`(?m)^input_tokens +33$`).MatchString(out) {
+		t.Errorf("exit %d, stderr %q:\n%s", code, errs, out)
+	}
+	if code, out, errs := invoke("inspect", trace, "--find", "req-99", "--key-file", key); code != exitFailed || out != "" || !strings.Contains(errs, "no exchange") {
+		t.Errorf("an unknown id: exit %d, %q", code, errs)
+	}
+	if code, _, _ := invoke("inspect", trace, "--find", "req-33"); code != exitUsage {
+		t.Errorf("without a key: exit %d", code)
+	}
+	other := filepath.Join(dir, "other")
+	if err := os.WriteFile(other, []byte("another key, as long as one has to be"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := invoke("inspect", trace, "--find", "req-33", "--key-file", other); code != exitFailed || !strings.Contains(errs, "another key") {
+		t.Errorf("another key: exit %d, %q", code, errs)
+	}
 }
