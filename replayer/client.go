@@ -24,6 +24,7 @@ type ClientOptions struct {
 	MaxIdle        int           // unused connections kept per target; 0: 4,096
 	UserAgent      string        // "": shadowtape
 	TLS            *tls.Config   // nil: the system's roots
+	Proxy          *url.URL      // an HTTP proxy in front of the targets; nil: none
 	UserClock      bool          // time reads when they return, although the kernel could say when their bytes came
 	// Dial opens a connection; nil dials TCP, with the target's address looked up once and pinned.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -47,6 +48,9 @@ func (o ClientOptions) Validate() error {
 	}
 	if o.MaxIdle < 0 {
 		errs = append(errs, fmt.Errorf("%d idle connections", o.MaxIdle))
+	}
+	if o.Proxy != nil && (o.Proxy.Scheme != "http" || o.Proxy.Host == "") {
+		errs = append(errs, fmt.Errorf("proxy %q is no http URL", o.Proxy.Redacted()))
 	}
 	for k := range o.Header {
 		switch http.CanonicalHeaderKey(k) {
@@ -183,12 +187,14 @@ type pool struct {
 	url       *url.URL
 	host      string       // Host header
 	address   string       // host:port to dial
+	lineStart string       // of the request line, up to the endpoint's path
 	headTail  string       // header lines that do not change
 	ctl       *http.Client // for what is no part of the load
 	mu        sync.Mutex
 	idle      []idleConn
-	opening   int    // by the warmer
-	pinned    string // looked-up address
+	opening   int       // by the warmer
+	noWarm    time.Time // until then no connection is opened ahead of need
+	pinned    string    // looked-up address
 	idleLimit time.Duration
 }
 
@@ -199,11 +205,11 @@ type idleConn struct {
 
 func newPool(c *Client, u *url.URL) *pool {
 	p := &pool{c: c, url: u, host: u.Host, idleLimit: c.o.IdleTimeout}
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	p.address = hostPort(u)
+	p.lineStart = "POST " + u.EscapedPath()
+	if c.o.Proxy != nil && u.Scheme == "http" { // a proxy is asked for the whole URL
+		p.lineStart = "POST http://" + u.Host + u.EscapedPath()
 	}
-	p.address = net.JoinHostPort(u.Hostname(), port)
 	var b strings.Builder
 	fmt.Fprintf(&b, "Host: %s\r\nUser-Agent: %s\r\nAccept: text/event-stream, application/json\r\nAccept-Encoding: identity\r\nContent-Type: application/json\r\n", p.host, c.o.UserAgent)
 	if c.o.APIKey != "" {
@@ -217,9 +223,45 @@ func newPool(c *Client, u *url.URL) *pool {
 	p.headTail = b.String()
 	p.ctl = &http.Client{Transport: &http.Transport{
 		DialContext: c.o.Dial, TLSClientConfig: c.o.TLS, DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: c.o.IdleTimeout,
-		TLSHandshakeTimeout: c.o.ConnectTimeout,
+		TLSHandshakeTimeout: c.o.ConnectTimeout, Proxy: http.ProxyURL(c.o.Proxy),
 	}}
 	return p
+}
+
+// hostPort is the address that a URL's host is dialed at.
+func hostPort(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+// tunnel asks a proxy for a connection to address (RFC 9110, section 9.3.6).
+func tunnel(ctx context.Context, c net.Conn, address string) error {
+	if d, ok := ctx.Deadline(); ok {
+		if err := c.SetDeadline(d); err != nil {
+			return err
+		}
+	}
+	if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", address, address); err != nil {
+		return err
+	}
+	var head []byte
+	for b := make([]byte, 1); headEnd(head) == 0; { // byte by byte: what follows is the tunnel's
+		if len(head) > 16<<10 {
+			return errProtocol
+		}
+		if _, err := c.Read(b); err != nil {
+			return err
+		}
+		head = append(head, b[0])
+	}
+	h, err := parseHead(head)
+	if err == nil && h.status/100 != 2 {
+		err = fmt.Errorf("the proxy answers HTTP %d", h.status)
+	}
+	return err
 }
 
 // get takes the connection used last, or nil where none is fit for use.
@@ -279,6 +321,9 @@ func (p *pool) warm(ctx context.Context, n int) {
 	stale := append([]idleConn(nil), p.idle[:old]...)
 	p.idle = append(p.idle[:0], p.idle[old:]...)
 	need := min(n, p.c.o.MaxIdle) - len(p.idle)
+	if time.Now().Before(p.noWarm) {
+		need = 0
+	}
 	p.mu.Unlock()
 	for _, k := range stale {
 		k.Close()
@@ -290,9 +335,14 @@ func (p *pool) warm(ctx context.Context, n int) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if k, _, err := p.dial(ctx); err == nil {
+			k, _, err := p.dial(ctx)
+			if err == nil {
 				p.put(k, head{})
+				return
 			}
+			p.mu.Lock()
+			p.noWarm = time.Now().Add(time.Second) // it refuses: do not storm it
+			p.mu.Unlock()
 		})
 	}
 	wg.Wait()
@@ -304,13 +354,17 @@ func (p *pool) dial(ctx context.Context) (*conn, setup, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.c.o.ConnectTimeout)
 	defer cancel()
 	address, start := p.address, time.Now()
+	if proxy := p.c.o.Proxy; proxy != nil {
+		address = hostPort(proxy)
+	}
 	dial := p.c.o.Dial
 	if dial == nil {
 		var err error
-		if address, err = p.pin(ctx); err != nil {
+		wanted := address
+		if address, err = p.pin(ctx, wanted); err != nil {
 			return nil, s, err
 		}
-		if address != p.address {
+		if address != wanted {
 			s.dns = int64(time.Since(start))
 			start = time.Now()
 		}
@@ -321,6 +375,12 @@ func (p *pool) dial(ctx context.Context) (*conn, setup, error) {
 		return nil, s, err
 	}
 	s.connect = int64(time.Since(start))
+	if p.c.o.Proxy != nil && p.url.Scheme == "https" {
+		if err := tunnel(ctx, nc, p.address); err != nil {
+			nc.Close()
+			return nil, s, err
+		}
+	}
 	var stamp stamper
 	if !p.c.o.UserClock {
 		nc, stamp = stamped(nc)
@@ -347,19 +407,19 @@ func (p *pool) dial(ctx context.Context) (*conn, setup, error) {
 }
 
 // pin looks the target's name up once; a run must not wander between machines, nor pay for names in its latencies.
-func (p *pool) pin(ctx context.Context) (string, error) {
+func (p *pool) pin(ctx context.Context, address string) (string, error) {
 	p.mu.Lock()
 	pinned := p.pinned
 	p.mu.Unlock()
 	if pinned != "" {
 		return pinned, nil
 	}
-	name, port, err := net.SplitHostPort(p.address)
+	name, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return "", err
 	}
 	if net.ParseIP(name) != nil {
-		return p.address, nil
+		return address, nil
 	}
 	ips, err := net.DefaultResolver.LookupHost(ctx, name)
 	if err != nil {

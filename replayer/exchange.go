@@ -46,13 +46,12 @@ type wire struct{ head, body []byte }
 const smallBody = 8 << 10
 
 func (p *pool) wire(path, requestID string, body []byte) wire {
-	n := len(p.headTail) + len(p.url.Path) + len(path) + len(requestID) + 80
+	n := len(p.headTail) + len(p.lineStart) + len(path) + len(requestID) + 80
 	if len(body) <= smallBody {
 		n += len(body)
 	}
 	b := make([]byte, 0, n)
-	b = append(b, "POST "...)
-	b = append(b, p.url.EscapedPath()...)
+	b = append(b, p.lineStart...)
 	b = append(b, path...)
 	b = append(b, " HTTP/1.1\r\n"...)
 	b = append(b, p.headTail...)

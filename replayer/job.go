@@ -20,12 +20,15 @@ type JobOptions struct {
 	Client ClientOptions
 	Out    string // the run directory to make
 
-	Model    string           // "": the first that the target lists
-	Endpoint formats.Endpoint // of rows that do not say theirs; "": completions where the targets take token ids, else chat
-	Dialect  string           // "": detected
-	Seed     int64
-	Natural  bool // output lengths are left to the model
-	Greedy   bool // temperature 0 instead of what was recorded
+	Model     string           // "": the first that the target lists
+	Endpoint  formats.Endpoint // of rows that do not say theirs; "": completions where the targets take token ids, else chat
+	Dialect   string           // "": detected
+	Seed      int64
+	Prompts   string // token-ids, text, or auto, which "" is: token ids where the targets take them
+	Bodies    string // a file of literal bodies; "": none
+	BySession bool   // all requests of a session go to one target
+	Natural   bool   // output lengths are left to the model
+	Greedy    bool   // temperature 0 instead of what was recorded
 
 	Selection   Selection           // what of the trace, and at which speed; its Seed is Seed
 	SpreadTicks bool                // spread arrivals within the ticks of the trace's clock, whose length is detected
@@ -45,6 +48,10 @@ type JobOptions struct {
 	// Beside starts what is watched beside the replay (a candidate's GPUs, its container) once the run directory exists; the function it
 	// returns ends it after the last answer, and may add to the manifest. nil: nothing.
 	Beside func(ctx context.Context, w *formats.RunWriter) (end func(*formats.Manifest))
+	// WarmRule is a warm-up that ends by what is seen; Warmup, WarmupTime and a preroll come instead of it. nil: none.
+	WarmRule *WarmRule
+	// Measured is called when the warm-up is over and the measured schedule is about to start; nil: nobody is.
+	Measured func()
 
 	ToolVersion string
 	Command     []string // as given, without secrets
@@ -53,7 +60,7 @@ type JobOptions struct {
 
 // Validate reports every setting that cannot work.
 func (o JobOptions) Validate() error {
-	errs := []error{o.Client.Validate()}
+	errs := []error{o.Client.Validate(), o.WarmRule.Validate()}
 	if o.Trace == nil {
 		errs = append(errs, errors.New("no trace is given"))
 	}
@@ -81,6 +88,11 @@ func (o JobOptions) Validate() error {
 	}
 	if _, ok := DialectNamed(o.Dialect); o.Dialect != "" && !ok {
 		errs = append(errs, fmt.Errorf("there is no dialect %q: %v", o.Dialect, DialectNames()))
+	}
+	switch o.Prompts {
+	case "", "auto", "token-ids", "text":
+	default:
+		errs = append(errs, fmt.Errorf("prompts are token-ids, text or auto, not %q", o.Prompts))
 	}
 	switch o.Endpoint {
 	case "", formats.EndpointChat, formats.EndpointCompletions:
@@ -122,6 +134,9 @@ type Job struct {
 	sha     string
 	perByte float64
 
+	prompter Prompter
+	bodies   *Bodies
+
 	tools, images bool // the schedule has requests with such
 }
 
@@ -141,14 +156,19 @@ func Prepare(ctx context.Context, o JobOptions) (*Job, error) {
 	}
 	j := &Job{o: o, client: c}
 	if err := j.prepare(ctx); err != nil {
-		c.Close()
+		j.Close()
 		return nil, err
 	}
 	return j, nil
 }
 
-// Close closes the connections.
-func (j *Job) Close() { j.client.Close() }
+// Close closes connections and files.
+func (j *Job) Close() {
+	j.client.Close()
+	if j.bodies != nil {
+		j.bodies.Close() // it was only read
+	}
+}
 
 func (j *Job) prepare(ctx context.Context) error {
 	infos, err := j.client.Probe(ctx, j.o.Model)
@@ -177,6 +197,12 @@ func (j *Job) prepare(ctx context.Context) error {
 		} else if infos[i].Dialect.Name != dialect.Name {
 			pl.Warnings = append(pl.Warnings, fmt.Sprintf("the targets are different servers: %s and %s", dialect.Name, infos[i].Dialect.Name))
 		}
+	}
+	switch {
+	case j.o.Prompts == "text":
+		pl.TokenIDs = false
+	case j.o.Prompts == "token-ids" && !pl.TokenIDs:
+		return fmt.Errorf("send token-id prompts to %s: a completion of them was not counted as they are", infos[0].URL)
 	}
 	endpoint := j.o.Endpoint
 	if endpoint == "" {
@@ -216,6 +242,16 @@ func (j *Job) prepare(ctx context.Context) error {
 	}
 	if j.prompts, err = NewPrompts(po); err != nil {
 		return err
+	}
+	j.prompter = j.prompts
+	if j.o.Bodies != "" {
+		b, err := OpenBodies(j.o.Bodies)
+		if err != nil {
+			return err
+		}
+		b.Prompter, b.Model = j.prompts, pl.Model
+		j.bodies, j.prompter = b, b
+		pl.Warnings = append(pl.Warnings, fmt.Sprintf("%d literal bodies are sent as they are", b.Len()))
 	}
 	j.sha, err = j.o.Trace.SHA256()
 	return err

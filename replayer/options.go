@@ -38,6 +38,7 @@ type Options struct {
 	Ramp        time.Duration // of Users: over which they begin, one after the other
 	Think       time.Duration // of Users: between an answer and the user's next request
 	End         time.Duration // of Users and Turns: nothing is sent at this time or later; 0: no end
+	BySession   bool          // all requests of a session go to one target
 	FirstID     int64         // the rows' exchange ids are those above it
 	BlockTokens float64       // tokens in one of the schedule's prefix blocks, to say what a cache could have hit; 0: unknown
 	NoAborts    bool          // let answers come to their end that the recorded client broke off

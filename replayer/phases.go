@@ -32,7 +32,7 @@ type step struct {
 func (j *Job) phases(ctx context.Context, m *formats.Manifest, w Sink, ids, node string, live *Live) (Stats, phaseResults, error) {
 	var p phaseResults
 	o := &j.o
-	base := Options{Node: node, MaxInFlight: o.MaxInFlight, NoAborts: o.NoAborts, Turns: o.Selection.ThinkTime}
+	base := Options{Node: node, MaxInFlight: o.MaxInFlight, NoAborts: o.NoAborts, BySession: o.BySession, Turns: o.Selection.ThinkTime}
 	next := j.Plan.Requests + j.Plan.Warmup // exchange ids of what is not the schedule come after the schedule's
 	sel := o.Selection
 	if o.Users > 0 {
@@ -53,6 +53,23 @@ func (j *Job) phases(ctx context.Context, m *formats.Manifest, w Sink, ids, node
 			m.PrefixReset = j.client.ResetPrefixCache(ctx, j.infos)
 		}
 	}
+	if !o.WarmRule.none() && o.Warmup == 0 && o.WarmupTime == 0 && o.Selection.Preroll == 0 {
+		wo := base
+		wo.RequestIDs, wo.FirstID = ids+"-warmup", next
+		st, warm, err := j.warmByRule(ctx, rows(), w, wo)
+		p.warmup = st.Warmup
+		next += st.Warmup.Scheduled
+		warm.describe(m)
+		if err != nil || st.Interrupted {
+			return st, p, err
+		}
+		if !o.KeepCache {
+			m.PrefixReset = j.client.ResetPrefixCache(ctx, j.infos)
+		}
+	}
+	if o.Measured != nil {
+		o.Measured()
+	}
 	mo := base
 	mo.RequestIDs, mo.Live, mo.BlockTokens = ids, live, j.blockTokens()
 	mo.Users, mo.Ramp, mo.Think = o.Users, o.Ramp, o.Think
@@ -63,7 +80,7 @@ func (j *Job) phases(ctx context.Context, m *formats.Manifest, w Sink, ids, node
 	if o.Cooldown > 0 {
 		s = cool(s, j.Plan.Duration-o.Cooldown)
 	}
-	st, err := Replay(ctx, s, j.prompts, j.client, w, mo)
+	st, err := Replay(ctx, s, j.prompter, j.client, w, mo)
 	if err != nil || st.Interrupted || o.Saturate == 0 {
 		return st, p, err
 	}

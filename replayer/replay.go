@@ -196,7 +196,7 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 		if !r.ahead(ctx, a.At, index) {
 			return
 		}
-		j := &job{due: a.At, asked: askedOf(a.Exchange), ready: make(chan struct{}), pool: r.c.targets[index%int64(len(r.c.targets))]}
+		j := &job{due: a.At, asked: askedOf(a.Exchange), ready: make(chan struct{}), pool: r.route(a, index)}
 		j.asked.hit = seen.hit(a.Exchange, a.Loop)
 		j.cost, j.live = bodyCost(a.Exchange), r.live
 		if a.Warmup {
@@ -230,6 +230,15 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 		}
 		r.work <- j // as deep as order
 	}
+}
+
+// route deals arrivals to the targets in turn, or keeps a session where it is.
+func (r *replay) route(a Arrival, index int64) *pool {
+	n := uint64(len(r.c.targets))
+	if r.o.BySession && a.Exchange.SessionID.Valid {
+		return r.c.targets[sessionKey(a.Exchange)%n]
+	}
+	return r.c.targets[uint64(index)%n]
 }
 
 // ahead waits until an arrival is near enough to be prepared. The first arrivals pass at once: they define the start.

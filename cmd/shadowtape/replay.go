@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -33,6 +35,7 @@ type replayFlags struct {
 	targets, headers, metrics, gpuMetrics        []string
 	window, spread, tenant, onlyModel            string
 	sessions, warmup, aborts, config             string
+	prompts, bodies, balance, proxy, caCert      string
 	thin                                         []string
 	speed, rate                                  float64
 	duration, timeout, scrape, preroll           time.Duration
@@ -40,7 +43,7 @@ type replayFlags struct {
 	loop, users                                  int
 	maxRequests, seed                            int64
 	maxInFlight                                  int
-	force, allowInvalid, keepCache               bool
+	force, allowInvalid, keepCache, insecure     bool
 	deploy                                       deployFlags
 }
 
@@ -102,6 +105,12 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.endpoint, "endpoint", "", "of requests that do not say theirs: chat or completions (default: completions where the target takes token ids)")
 	f.StringVar(&o.outputs, "output-lengths", "forced", "forced, or natural: what the model makes of it")
 	f.StringVar(&o.sampling, "sampling", "recorded", "recorded, or greedy: temperature 0")
+	f.StringVar(&o.prompts, "prompts", "auto", "token-ids, text, or auto: token ids where the target takes them")
+	f.StringVar(&o.bodies, "bodies", "", "`file` of literal bodies to send instead, for laboratories")
+	f.StringVar(&o.balance, "balance", "turn", "several targets: turn, or session: a session stays where it began")
+	f.StringVar(&o.proxy, "proxy", "", "`URL` of an HTTP proxy in front of the targets (default: none; the environment is not asked)")
+	f.StringVar(&o.caCert, "ca-cert", "", "`file` of certificates (PEM) to trust instead of the system's")
+	f.BoolVar(&o.insecure, "insecure", false, "do not check the target's certificate")
 	f.StringVar(&o.sessions, "sessions", "absolute", "absolute: turns at their recorded times; think-time: after the previous answer and the recorded think time")
 	f.IntVar(&o.users, "users", 0, "closed loop: so many users send one request after the other, whatever the recorded times")
 	f.DurationVar(&o.ramp, "ramp", 0, "over which the users begin")
@@ -118,10 +127,10 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringArrayVar(&o.gpuMetrics, "gpu-metrics", nil, "`URL` of a GPU exporter's page (DCGM) to watch")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although the run is invalid")
 	groupFlags(c,
-		flagGroup{"Target", []string{"target", "model", "header", "api-key-env", "dialect", "request-timeout", "keep-cache", "clock", "scrape", "metrics", "gpu-metrics"}},
+		flagGroup{"Target", []string{"target", "balance", "model", "header", "api-key-env", "proxy", "ca-cert", "insecure", "dialect", "request-timeout", "keep-cache", "clock", "scrape", "metrics", "gpu-metrics"}},
 		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
 		flagGroup{"Phases", []string{"warmup", "cooldown", "saturate", "sessions", "users", "ramp", "think"}},
-		flagGroup{"Requests", []string{"seed", "endpoint", "output-lengths", "sampling", "aborts"}},
+		flagGroup{"Requests", []string{"seed", "prompts", "bodies", "endpoint", "output-lengths", "sampling", "aborts"}},
 		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid", "config"}},
 	)
 	return c
@@ -195,6 +204,33 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 			jo.Warmup = n
 		} else if jo.WarmupTime, err = time.ParseDuration(o.warmup); err != nil {
 			bad("--warmup wants a number of requests or a time, not %q", o.warmup)
+		}
+	}
+	jo.Prompts, jo.Bodies = o.prompts, o.bodies
+	switch o.balance {
+	case "turn":
+	case "session":
+		jo.BySession = true
+	default:
+		bad("--balance is turn or session, not %q", o.balance)
+	}
+	if o.proxy != "" {
+		p, err := url.Parse(o.proxy)
+		if err != nil {
+			bad("--proxy: %w", err)
+		}
+		jo.Client.Proxy = p
+	}
+	if o.caCert != "" || o.insecure {
+		jo.Client.TLS = &tls.Config{InsecureSkipVerify: o.insecure}
+	}
+	if o.caCert != "" {
+		pem, err := os.ReadFile(o.caCert)
+		jo.Client.TLS.RootCAs = x509.NewCertPool()
+		if err != nil {
+			bad("--ca-cert: %w", err)
+		} else if !jo.Client.TLS.RootCAs.AppendCertsFromPEM(pem) {
+			bad("--ca-cert %s holds no certificate", o.caCert)
 		}
 	}
 	switch o.aborts {
