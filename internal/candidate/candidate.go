@@ -330,6 +330,25 @@ func (r *Running) Begin(ctx context.Context, sink func([]formats.GPUSample) erro
 	r.watch = gpu.StartWatch(context.WithoutCancel(ctx), r.reader, gpu.WatchOptions{UUIDs: ids, Sink: sink, Shared: r.o.Shared, Checks: gpu.Checks{Owns: r.owns}})
 }
 
+// Measure says that the warm-up is over: the covariates are those of what follows.
+func (r *Running) Measure() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.watch != nil {
+		r.watch.Measure()
+	}
+}
+
+// Courses are the temperatures and clocks of its GPUs since Begin, second by second; none where they are not watched.
+func (r *Running) Courses() []gpu.Course {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.watch == nil {
+		return nil
+	}
+	return r.watch.Courses()
+}
+
 // End ends the watch and writes what the candidate is and what was found into the manifest: environment, covariates, reasons, warnings.
 // A candidate that died makes the run invalid.
 func (r *Running) End(m *formats.Manifest) {

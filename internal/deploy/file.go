@@ -74,12 +74,12 @@ type Health struct {
 }
 
 // WarmUp says how long the candidate is warmed before it is measured: until Requests and Duration have both passed, then, with Steady,
-// until its clocks, temperature and TTFT are steady, Timeout at most in all.
+// until its clocks, temperature and TTFT are steady, Timeout at most in all. What is not given has the default of the verb.
 type WarmUp struct {
-	Requests int      `yaml:"requests"`
-	Duration Duration `yaml:"duration"`
-	Steady   *bool    `yaml:"steady"`
-	Timeout  Duration `yaml:"timeout"`
+	Requests *int64    `yaml:"requests"`
+	Duration *Duration `yaml:"duration"`
+	Steady   *bool     `yaml:"steady"`
+	Timeout  *Duration `yaml:"timeout"`
 }
 
 // Prepare is a command run before the launch: a quantization, a download. Where Creates exists already it is skipped; afterwards

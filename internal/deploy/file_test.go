@@ -25,7 +25,7 @@ env: {HF_TOKEN: "${env:HF_TOKEN}", OMP_NUM_THREADS: 1, TOKENIZERS_PARALLELISM: "
 volumes: ["models/it:/models/it"]
 `, map[string]string{"tp": "2", "gpus": "2", "unused": "x"})
 	if f.GPUs.Count != 2 || f.Command[3] != "2" || f.Shm != 16<<30 || f.Ulimits["memlock"] != "-1" || f.Health.Timeout.Or(0) != 20*time.Minute ||
-		f.WarmUp.Requests != 500 || !*f.WarmUp.Steady || f.Env["OMP_NUM_THREADS"] != "1" {
+		*f.WarmUp.Requests != 500 || !*f.WarmUp.Steady || f.Env["OMP_NUM_THREADS"] != "1" {
 		t.Errorf("%+v", f)
 	}
 	for _, c := range []struct {

@@ -99,8 +99,8 @@ func (f *File) Validate() error {
 	if p := f.Health.Path; p != "" && (!strings.HasPrefix(p, "/") || strings.ContainsAny(p, " \r\n")) {
 		bad("health.path %q does not begin with / or holds a blank", p)
 	}
-	if f.WarmUp.Requests < 0 {
-		bad("warm_up.requests %d is negative", f.WarmUp.Requests)
+	if n := f.WarmUp.Requests; n != nil && *n < 0 {
+		bad("warm_up.requests %d is negative", *n)
 	}
 	for name, words := range f.Probes {
 		if len(words) == 0 || words[0] == "" {

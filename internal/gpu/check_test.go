@@ -323,6 +323,32 @@ func TestWatchTelemetry(t *testing.T) {
 	})
 }
 
+// After Measure the covariates are those of what follows; courses go on.
+func TestWatchMeasure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{fast: func(_ string, n int) (Reading, error) {
+			r := quiet()
+			r.TemperatureC, r.EnergyMJ, r.Throttle = formats.Of(int32(30+n/10)), formats.Of(int64(100*n)), []string{}
+			if n < 30 {
+				r.Throttle = []string{reasonHWSlowdown}
+			}
+			return r, nil
+		}}
+		w := StartWatch(t.Context(), f, WatchOptions{UUIDs: []string{"GPU-a"}, Checks: Checks{Proc: machine(t, false, nil)}})
+		time.Sleep(3*time.Second - 50*time.Millisecond)
+		if got := w.Courses()[0]; !slices.Equal(got.TemperatureC, []float64{30, 31, 32}) || !slices.Equal(got.SMClockMHz, []float64{1980, 1980, 1980}) {
+			t.Errorf("%+v", got)
+		}
+		w.Measure()
+		time.Sleep(2 * time.Second)
+		res := w.Stop()
+		g := res.GPUs[0]
+		if g.Readings != 20 || g.TemperatureC.Start.V != 33 || g.TemperatureC.End.V != 34 || g.EnergyJ != formats.Of(1.9) || len(g.ThrottledShare) != 0 || !res.Valid() {
+			t.Errorf("%+v, %v", g, res.Findings)
+		}
+	})
+}
+
 func TestWatchSinkFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0

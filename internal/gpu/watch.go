@@ -92,6 +92,77 @@ func StartWatch(ctx context.Context, r Reader, o WatchOptions) *Watch {
 	return w
 }
 
+// Measure forgets the sums so far: the covariates are those of what follows. Findings are kept. Call it when a warm-up is over.
+func (w *Watch) Measure() {
+	w.w.mu.Lock()
+	defer w.w.mu.Unlock()
+	for id, g := range w.w.gpus {
+		g.cov = Covariates{UUID: id, ThrottledShare: map[string]float64{}}
+		g.throttled = map[string]int{}
+		g.energy, g.energyNow = formats.Null[int64]{}, formats.Null[int64]{}
+	}
+}
+
+// Course is how a GPU's temperature and SM clock went, second by second since the watch began; a second without a reading repeats the
+// one before.
+type Course struct {
+	UUID         string
+	TemperatureC []float64
+	SMClockMHz   []float64
+}
+
+// Courses are those of all GPUs watched, in their order. They hold the last hour at most.
+func (w *Watch) Courses() []Course {
+	w.w.mu.Lock()
+	defer w.w.mu.Unlock()
+	var out []Course
+	for _, id := range w.w.o.UUIDs {
+		g := w.w.gpus[id]
+		out = append(out, Course{id, g.temperature.means(), g.clock.means()})
+	}
+	return out
+}
+
+// seconds are the means of a quantity over each second.
+type seconds struct {
+	from   int64 // unix second of the first
+	sum, n []float64
+}
+
+// courseSeconds bounds a course: later seconds push the first out.
+const courseSeconds = 3600
+
+func (s *seconds) add(unixNS int64, v float64) {
+	at := unixNS / int64(time.Second)
+	if len(s.n) == 0 {
+		s.from = at
+	}
+	i := at - s.from
+	if i < 0 || i > 1<<20 {
+		return
+	}
+	for int64(len(s.n)) <= i {
+		s.sum, s.n = append(s.sum, 0), append(s.n, 0)
+	}
+	s.sum[i] += v
+	s.n[i]++
+	if over := len(s.n) - courseSeconds; over > 0 {
+		s.sum, s.n, s.from = s.sum[over:], s.n[over:], s.from+int64(over)
+	}
+}
+
+func (s *seconds) means() []float64 {
+	out := make([]float64, len(s.n))
+	last := 0.0
+	for i := range out {
+		if s.n[i] > 0 {
+			last = s.sum[i] / s.n[i]
+		}
+		out[i] = last
+	}
+	return out
+}
+
 // Verdict is what has been found so far.
 func (w *Watch) Verdict() Verdict {
 	w.w.mu.Lock()
@@ -135,6 +206,8 @@ type gpuState struct {
 	energy    formats.Null[int64]
 	energyNow formats.Null[int64]
 	seen      map[int]*sighting
+
+	temperature, clock seconds
 }
 
 // sighting is a process seen on a GPU.
@@ -248,9 +321,11 @@ func (g *gpuState) count(r Reading) []*sighting {
 	c.Readings++
 	if r.TemperatureC.Valid {
 		c.TemperatureC.add(float64(r.TemperatureC.V))
+		g.temperature.add(r.UnixNS, float64(r.TemperatureC.V))
 	}
 	if r.SMClockMHz.Valid {
 		c.SMClockMHz.add(float64(r.SMClockMHz.V))
+		g.clock.add(r.UnixNS, float64(r.SMClockMHz.V))
 	}
 	if r.MemClockMHz.Valid {
 		c.MemClockMHz.add(float64(r.MemClockMHz.V))
