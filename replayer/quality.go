@@ -32,7 +32,7 @@ func tokensPerEvent(x *formats.Exchange) (float64, bool) {
 	return float64(x.OutputTokens.V) / float64(len(x.EventGapUS)), true
 }
 
-// Quality is how exactly a run was sent and measured. The samples are exact up to a million values.
+// Quality is how exactly a run was sent and measured. The samples are exact up to 262,144 values.
 type Quality struct {
 	SendLag     stats.Sample // ms, of every request that was written
 	ClientDelay stats.Sample // ms from the kernel's stamp to the read, of every first token with one
@@ -49,6 +49,12 @@ type Quality struct {
 	// Of the answers whose usage says how much of the prompt was cached: prompt tokens, those cached, and those that a cache which
 	// forgets nothing would have had.
 	PrefixInput, PrefixObserved, PrefixExpected int64
+}
+
+func (q *Quality) limit() {
+	for _, s := range []*stats.Sample{&q.SendLag, &q.ClientDelay, &q.InputError, &q.OutputError, &q.PerEvent, &q.RecordedPer} {
+		s.Limit = 1 << 18
+	}
 }
 
 func (q *Quality) add(x *formats.Exchange, a asked) {

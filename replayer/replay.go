@@ -92,6 +92,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	r.freed = sync.NewCond(&r.budget)
 	r.warm, r.turns = &warmer{pools: c.targets}, newTurns()
 	r.stats.Errors, r.stats.Dropped = map[string]int64{}, map[string]int64{}
+	r.stats.Quality.limit()
 	parent := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
