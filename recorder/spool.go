@@ -53,6 +53,7 @@ type Spool struct {
 	base   formats.Counters // what writers before this one have accounted for
 	flying map[*formats.Exchange]int64
 	tried  time.Time
+	looked time.Time
 }
 
 type spooled struct {
@@ -269,11 +270,12 @@ func (s *Spool) reopen() bool {
 	return true
 }
 
-// look brings the open segment's counters up to date, and closes it if it is old enough.
+// look brings the open segment's counters up to date, and closes it if it is old enough, now and then.
 func (s *Spool) look() {
-	if s.w == nil {
+	if s.w == nil || time.Since(s.looked) < s.o.Every {
 		return
 	}
+	s.looked = time.Now()
 	s.w.Header().Counters = minus(s.Stats().Counters, s.base)
 	if err := s.w.Rotate(); err != nil {
 		s.failed(err)

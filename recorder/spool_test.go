@@ -1,0 +1,130 @@
+package recorder
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// rowSegments keeps rows; it fails for good at row failAt.
+type rowSegments struct {
+	rows   []int64
+	failAt int
+	begun  map[int64]bool
+	closed bool
+	h      formats.Header
+	id     int64
+}
+
+func (w *rowSegments) Begin(x *formats.Exchange) error {
+	w.id++
+	x.ExchangeID = w.id
+	w.begun[x.ExchangeID] = true
+	return nil
+}
+func (w *rowSegments) Forget(id int64) error { delete(w.begun, id); return nil }
+func (w *rowSegments) Write(x *formats.Exchange) error {
+	if w.failAt > 0 && len(w.rows) == w.failAt-1 {
+		return errors.New("input/output error")
+	}
+	w.rows = append(w.rows, x.ArrivalUnixNS)
+	delete(w.begun, x.ExchangeID)
+	return nil
+}
+func (w *rowSegments) Rotate() error           { return nil }
+func (w *rowSegments) Header() *formats.Header { return &w.h }
+func (w *rowSegments) Close() error            { w.closed = true; return nil }
+
+// TestSpoolReopens: after a writer has failed another is opened, when it is time; each one's header accounts for its own share.
+func TestSpoolReopens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := &rowSegments{failAt: 4, begun: map[int64]bool{}}, &rowSegments{begun: map[int64]bool{}}
+		tries := 0
+		s := NewSpool(first, func() SourceStats {
+			n := newSourceStats()
+			n.Filtered["endpoint"] = 2
+			return n
+		}, SpoolOptions{RetryEvery: time.Second, Reopen: func() (Segments, error) {
+			if tries++; tries == 1 {
+				return nil, errors.New("still broken")
+			}
+			return second, nil
+		}})
+		emit := func(from, to int64) {
+			for i := from; i < to; i++ {
+				s.Emit(&formats.Exchange{ArrivalUnixNS: i})
+			}
+			synctest.Wait()
+		}
+		emit(1, 7) // rows 1, 2, 3; 4 fails, 5 and 6 come too soon to try again
+		if _, err := s.Backlog(); err == nil {
+			t.Error("it does not say that nothing is written")
+		}
+		time.Sleep(1100 * time.Millisecond)
+		emit(7, 8) // still broken
+		time.Sleep(1100 * time.Millisecond)
+		emit(8, 11)
+		if _, err := s.Backlog(); err != nil {
+			t.Error(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		st := s.Stats()
+		if len(first.rows) != 3 || len(second.rows) != 3 || !first.closed || !second.closed {
+			t.Errorf("%v %v", first.rows, second.rows)
+		}
+		if st.Written != 6 || st.Reasons["dropped_writer_failed"] != 4 || st.Filtered != 2 || st.Seen != 12 {
+			t.Errorf("%+v", st.Counters)
+		}
+		if c := second.h.Counters; c.Written != 3 || c.Dropped != 3 || c.Filtered != 0 || c.Seen != 6 {
+			t.Errorf("the second header accounts for %+v", c)
+		}
+	})
+}
+
+// TestSpoolBounds: what waits for a disk that hangs is bounded, exchanges in flight that are dropped are forgotten.
+func TestSpoolBounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		w := &hanging{rowSegments{begun: map[int64]bool{}}, release}
+		s := NewSpool(w, nil, SpoolOptions{QueueBytes: 10_000})
+		const n = 1000
+		for i := range int64(n) {
+			x := &formats.Exchange{ArrivalUnixNS: i + 1}
+			known := *x
+			s.Begin(x, &known)
+			if i%3 == 0 {
+				s.Forget(x)
+				continue
+			}
+			s.Emit(x)
+			if bytes, _ := s.Backlog(); bytes > 10_000+forgetCost*n {
+				t.Fatalf("%d bytes wait", bytes)
+			}
+		}
+		close(release)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		st := s.Stats()
+		if st.Written+st.Dropped != n-334 || st.Dropped == 0 || st.Written != int64(len(w.rows)) || len(w.begun) != 0 {
+			t.Errorf("%+v, %d in flight", st.Counters, len(w.begun))
+		}
+		s.Emit(&formats.Exchange{})
+		if s.Stats().Reasons["dropped_after_the_end"] != 1 {
+			t.Errorf("%+v", s.Stats().Counters)
+		}
+	})
+}
+
+// hanging is a disk that hangs until it is released.
+type hanging struct {
+	rowSegments
+	release chan struct{}
+}
+
+func (w *hanging) Begin(x *formats.Exchange) error { <-w.release; return w.rowSegments.Begin(x) }
