@@ -11,7 +11,9 @@ type clock struct {
 }
 
 func newClock(start time.Time) clock {
-	return clock{start, start.UnixNano(), &wallWatch{}}
+	c := clock{start, start.UnixNano(), &wallWatch{}}
+	c.wall.offset.Store(c.difference())
+	return c
 }
 
 // now is the time since the start, in nanoseconds.

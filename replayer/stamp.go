@@ -1,6 +1,7 @@
 package replayer
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -18,37 +19,51 @@ const (
 )
 
 // wallWatch pairs the wall clock, which stamps what the kernel receives, with the monotonic clock, which times the run. Both are slewed
-// alike, so their difference changes by steps only.
+// alike, so their difference changes by steps only; it is watched at every read.
 type wallWatch struct {
-	offset atomic.Int64 // wall - monotonic - start, as last seen
+	offset atomic.Int64 // wall - monotonic - start
 	stepAt atomic.Int64 // the run's time of the last step, plus 1; 0: none
 	steps  atomic.Int64
+}
+
+// difference is what the wall clock is ahead of the monotonic one since the start. time.Now reads the wall clock first: a thread that is
+// put aside between the two makes it too small, so the largest of a few is the best.
+func (c clock) difference() int64 {
+	best := int64(math.MinInt64)
+	for range 8 {
+		t := time.Now()
+		best = max(best, t.UnixNano()-c.unix-int64(t.Sub(c.start)))
+	}
+	return best
 }
 
 // stamp converts the kernel's stamp of a read to the run's time; now is an instant after the read. ok is false where the wall clock was
 // set around then, or where the stamp makes no sense.
 func (c clock) stamp(unixNS int64, now time.Time) (at int64, ok bool) {
-	mono, wall := int64(now.Sub(c.start)), now.UnixNano()
-	if !c.pair(mono, wall) {
+	mono := int64(now.Sub(c.start))
+	if !c.pair(mono, now.UnixNano()) {
 		return mono, false
 	}
-	delay := wall - unixNS
-	if delay < -int64(50*time.Microsecond) || delay > tooOld {
+	at = unixNS - c.unix - c.wall.offset.Load()
+	if at > mono+int64(50*time.Microsecond) || at < mono-tooOld {
 		return mono, false
 	}
-	return mono - max(delay, 0), true
+	return min(at, mono), true
 }
 
 // pair compares the clocks and reports whether stamps may be trusted.
 func (c clock) pair(mono, wall int64) bool {
 	w := c.wall
-	off := wall - c.unix - mono
-	if old := w.offset.Load(); off-old > stepSize || old-off > stepSize {
-		if w.offset.CompareAndSwap(old, off) {
-			w.steps.Add(1)
-			w.stepAt.Store(mono + 1)
+	far := func(off int64) bool { d := off - w.offset.Load(); return d > stepSize || d < -stepSize }
+	if off := wall - c.unix - mono; far(off) {
+		if off = c.difference(); far(off) { // not only a thread put aside
+			old := w.offset.Load()
+			if w.offset.CompareAndSwap(old, off) {
+				w.steps.Add(1)
+				w.stepAt.Store(mono + 1)
+			}
+			return false
 		}
-		return false
 	}
 	step := w.stepAt.Load()
 	return step == 0 || mono-step+1 > stepShade
