@@ -192,7 +192,6 @@ type pool struct {
 	ctl       *http.Client // for what is no part of the load
 	mu        sync.Mutex
 	idle      []idleConn
-	opening   int       // by the warmer
 	noWarm    time.Time // until then no connection is opened ahead of need
 	pinned    string    // looked-up address
 	idleLimit time.Duration

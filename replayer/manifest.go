@@ -2,6 +2,7 @@ package replayer
 
 import (
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"time"
@@ -88,6 +89,9 @@ func (j *Job) finish(m *formats.Manifest, s Stats, ws promtext.WatchStats, p pha
 	}
 	if q := &s.Quality.InputError; q.N() > 0 && q.Quantile(0.5) > 0.01 {
 		warn("prompts are off their recorded length by %.1f %% at the median", 100*q.Quantile(0.5))
+	}
+	if a, b := &s.Quality.PerEvent, &s.Quality.RecordedPer; a.N() > 0 && b.N() > 0 && math.Abs(a.Mean()/b.Mean()-1) > 0.1 {
+		warn("an event brings %.3g tokens here and brought %.3g in the recording: TPOT is not comparable with it", a.Mean(), b.Mean())
 	}
 	if ws.Scrapes > 0 && ws.Failed == ws.Scrapes {
 		warn("the server offers no metrics: %s", ws.LastError)

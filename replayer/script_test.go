@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -225,5 +224,3 @@ func conserved(t *testing.T, st Stats, rows []*formats.Exchange) {
 		t.Errorf("%d failed but kinds %v; %d dropped but %v", r.Failed, st.Errors, r.Dropped, st.Dropped)
 	}
 }
-
-func count(s, sub string) int { return strings.Count(s, sub) }

@@ -102,7 +102,7 @@ func quantile(v []float64, q float64) float64 {
 	return v[i] + (h-float64(i))*(v[i+1]-v[i])
 }
 
-func mean(v []float64) float64 {
+func meanOf(v []float64) float64 {
 	s := 0.0
 	for _, x := range v {
 		s += x
@@ -191,7 +191,7 @@ func benchAccuracy(t *testing.T, bin string, streams int, clock string) {
 			if !m.Valid {
 				verdict = "invalid"
 			}
-			fmt.Printf("| %d | %s | %d | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.2f %% | %.3f | %s |\n", streams, clock, len(first), mean(first), quantile(first, 0.5), quantile(first, 0.99), quantile(first, 1),
+			fmt.Printf("| %d | %s | %d | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.2f %% | %.3f | %s |\n", streams, clock, len(first), meanOf(first), quantile(first, 0.5), quantile(first, 0.99), quantile(first, 1),
 				quantile(gaps, 0.99), quantile(gaps, 0.5), quantile(delay, 0.99), 100*float64(coalesced)/float64(max(events, 1)), m.Fidelity["send_lag_p99_ms"], verdict)
 		}
 	}
@@ -200,8 +200,8 @@ func benchAccuracy(t *testing.T, bin string, streams int, clock string) {
 // TestBenchLag measures how late requests leave, and whether the load that left is the load that was scheduled.
 func TestBenchLag(t *testing.T) {
 	bin := binary(t)
-	fmt.Println("| rate/s | requests | late > 1 ms | send lag p50 ms | p90 | p99 | p99.9 | max | completed | idc 1 s | of schedule | gap autocorrelation | of schedule |")
-	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+	fmt.Println("| rate/s | requests | late > 1 ms | send lag p50 ms | p90 | p99 | p99.9 | max | completed | idc 1 s | of schedule | gap autocorrelation | of schedule | KS of gaps |")
+	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, rate := range []float64{100, 500, 1000, 2000, 5000} {
 		t.Run(fmt.Sprintf("rate=%.0f", rate), func(t *testing.T) { benchLag(t, bin, rate) })
 	}
@@ -233,8 +233,8 @@ func benchLag(t *testing.T, bin string, rate float64) {
 			got = append(got, float64(x.ArrivalUnixNS+x.SentNS.V-rows[0].ArrivalUnixNS)/1e9)
 		}
 		slices.Sort(got)
-		fmt.Printf("| %.0f | %d | %.3f %% | %.3f | %.3f | %.3f | %.3f | %.3f | %d | %.3f | %.3f | %.4f | %.4f |\n", rate, len(rows), 100*float64(late)/float64(len(rows)), quantile(lag, 0.5), quantile(lag, 0.9),
-			quantile(lag, 0.99), quantile(lag, 0.999), quantile(lag, 1), m.Requests.Completed, dispersion(got, 1), dispersion(want, 1), autocorrelation(got), autocorrelation(want))
+		fmt.Printf("| %.0f | %d | %.3f %% | %.3f | %.3f | %.3f | %.3f | %.3f | %d | %.3f | %.3f | %.4f | %.4f | %.4f |\n", rate, len(rows), 100*float64(late)/float64(len(rows)), quantile(lag, 0.5), quantile(lag, 0.9),
+			quantile(lag, 0.99), quantile(lag, 0.999), quantile(lag, 1), m.Requests.Completed, dispersion(got, 1), dispersion(want, 1), autocorrelation(got), autocorrelation(want), kolmogorov(got, want))
 	}
 }
 
@@ -270,11 +270,36 @@ func dispersion(at []float64, s float64) float64 {
 			counts[i]++
 		}
 	}
-	m, v := mean(counts), 0.0
+	m, v := meanOf(counts), 0.0
 	for _, c := range counts {
 		v += (c - m) * (c - m)
 	}
 	return v / float64(len(counts)) / m
+}
+
+// kolmogorov is the Kolmogorov-Smirnov distance between the gaps of two sequences of times.
+func kolmogorov(a, b []float64) float64 {
+	gaps := func(at []float64) []float64 {
+		var g []float64
+		for i := 1; i < len(at); i++ {
+			g = append(g, at[i]-at[i-1])
+		}
+		slices.Sort(g)
+		return g
+	}
+	x, y := gaps(a), gaps(b)
+	most, i, j := 0.0, 0, 0
+	for i < len(x) && j < len(y) {
+		v := min(x[i], y[j])
+		for i < len(x) && x[i] <= v {
+			i++
+		}
+		for j < len(y) && y[j] <= v {
+			j++
+		}
+		most = math.Max(most, math.Abs(float64(i)/float64(len(x))-float64(j)/float64(len(y))))
+	}
+	return most
 }
 
 // autocorrelation is that of the gaps, at lag one.
@@ -283,7 +308,7 @@ func autocorrelation(at []float64) float64 {
 	for i := range gaps {
 		gaps[i] = at[i+1] - at[i]
 	}
-	m := mean(gaps)
+	m := meanOf(gaps)
 	var num, den float64
 	for i, g := range gaps {
 		den += (g - m) * (g - m)
