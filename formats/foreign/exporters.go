@@ -14,7 +14,7 @@ import (
 // exporters is the table of formats that can be written.
 var exporters = []Target{
 	{
-		Name: "mooncake", Summary: "Mooncake's JSON lines: Mooncake, AIPerf, GuideLLM, Dynamo, SGLang",
+		Name: "mooncake", Summary: "Mooncake's JSON lines: Mooncake, AIPerf, Dynamo, SGLang",
 		Fields: "timestamp (ms), input_length, output_length, hash_ids",
 		Hint:   "blocks of %d tokens",
 		open:   mooncakeLines(mooncakeForm{unit: 1e6}),
@@ -28,13 +28,13 @@ var exporters = []Target{
 	{
 		Name: "aiperf", Summary: "AIPerf's mooncake_trace with sessions",
 		Fields: "timestamp (ms), input_length, output_length, hash_ids, session_id",
-		Hint:   "aiperf profile --custom-dataset-type mooncake_trace --fixed-schedule --isl-block-size %d",
+		Hint:   "aiperf profile --input-file FILE --custom-dataset-type mooncake_trace --fixed-schedule --isl-block-size %d",
 		open:   mooncakeLines(mooncakeForm{unit: 1e6, sessions: true}),
 	},
 	{
 		Name: "guidellm", Summary: "GuideLLM's trace_synthetic",
 		Fields: "timestamp (s), input_length, output_length",
-		Hint:   "guidellm benchmark --profile replay with --data kind=trace_synthetic",
+		Hint:   "guidellm run --profile kind=replay --data kind=trace_synthetic,source.kind=json_file,source.path=FILE",
 		open:   mooncakeLines(mooncakeForm{unit: 1e9, noBlocks: true}),
 	},
 	{

@@ -208,6 +208,10 @@ func aiPerf(in *input, m *formats.Manifest) (formats.Decoder, error) {
 			x.OutputTokens = whole("output_token_count")
 		}
 		counts(x, formats.TokensTokenizer)
+		x.DNSNS, x.ConnectNS = whole("http_req_dns_lookup"), whole("http_req_connecting")
+		if reused := metric("http_req_connection_reused"); reused.Valid {
+			x.ConnReused = formats.Of(reused.V > 0)
+		}
 		if x.FirstTokenNS = whole("time_to_first_token"); x.FirstTokenNS.Valid {
 			x.Stream = formats.Of(true)
 			x.LastTokenNS = whole("request_latency") // to its last content chunk
@@ -502,6 +506,7 @@ func guideRequest(r record, in *input) *formats.Exchange {
 		x.LastTokenNS = after("last_token_iteration", "last_iteration", "last_token_time")
 	}
 	x.InputTokens, x.OutputTokens = t.count("prompt_tokens", "value_prompt_tokens"), t.count("output_tokens", "value_output_tokens")
+	x.CachedTokens = t.count("cached_tokens")
 	used(x)
 	x.CorrelationID = in.hash.of("request", t.text("request_id"))
 	return x

@@ -84,13 +84,13 @@ func TestVLLMBench(t *testing.T) {
 }
 
 func TestAIPerf(t *testing.T) {
-	got := bring(t, "aiperf", `{"metadata":{"session_num":0,"x_request_id":"r","conversation_id":"c","turn_index":0,"request_start_ns":1700000000000000000,"request_end_ns":1700000001000000000,"benchmark_phase":"profiling","was_cancelled":false},"metrics":{"time_to_first_token":{"value":125.5,"unit":"ms"},"request_latency":{"value":990.25,"unit":"ms"},"input_sequence_length":{"value":550,"unit":"tokens"},"output_sequence_length":{"value":48,"unit":"tokens"},"reasoning_token_count":{"value":8,"unit":"tokens"},"inter_chunk_latency":{"value":[1.5,2.5],"unit":"ms"}},"error":null}
+	got := bring(t, "aiperf", `{"metadata":{"session_num":0,"x_request_id":"r","conversation_id":"c","turn_index":0,"request_start_ns":1700000000000000000,"request_end_ns":1700000001000000000,"benchmark_phase":"profiling","was_cancelled":false},"metrics":{"http_req_connecting":{"value":23.25,"unit":"ms"},"http_req_connection_reused":{"value":0,"unit":"ratio"},"time_to_first_token":{"value":125.5,"unit":"ms"},"request_latency":{"value":990.25,"unit":"ms"},"input_sequence_length":{"value":550,"unit":"tokens"},"output_sequence_length":{"value":48,"unit":"tokens"},"reasoning_token_count":{"value":8,"unit":"tokens"},"inter_chunk_latency":{"value":[1.5,2.5],"unit":"ms"}},"error":null}
 {"metadata":{"request_start_ns":1700000000500000000,"request_end_ns":1700000000600000000,"benchmark_phase":"warmup"},"metrics":{},"error":null}
 {"metadata":{"request_start_ns":1700000002000000000,"request_end_ns":1700000002100000000,"benchmark_phase":"profiling"},"metrics":{},"error":{"code":503,"type":"Service Unavailable","message":"secret"}}
 {"metadata":{"request_start_ns":1700000003000000000,"benchmark_phase":"profiling","was_cancelled":true},"metrics":{},"error":null}
 {"metadata":{"benchmark_phase":"profiling"},"metrics":{}}`)
 	a := got.rows[0]
-	if a.FirstTokenNS != ns(125_500_000) || a.LastTokenNS != ns(990_250_000) || a.EndNS != ns(1e9) || a.InputTokens != ns(550) || a.OutputTokens != ns(48) || a.ReasoningTokens != ns(8) || a.Turn.V != 1 || !a.SessionID.Valid {
+	if a.FirstTokenNS != ns(125_500_000) || a.LastTokenNS != ns(990_250_000) || a.EndNS != ns(1e9) || a.InputTokens != ns(550) || a.OutputTokens != ns(48) || a.ReasoningTokens != ns(8) || a.ConnectNS != ns(23_250_000) || a.ConnReused != formats.Of(false) || a.Turn.V != 1 || !a.SessionID.Valid {
 		t.Errorf("%+v", a)
 	}
 	if got.rows[1].Phase != formats.PhaseWarmup || got.rows[2].ErrorKind != "http_503" || got.rows[3].EndReason != formats.EndClientAbort {
