@@ -113,6 +113,7 @@ process: ["${self}", sim, --listen, "127.0.0.1:${port}", --profile, instant, --t
 dialect: sim
 health: {path: /health, interval: 20ms, timeout: 1m}
 stop: 2s
+warm_up: {requests: 0, duration: 0s, steady: false}
 `
 
 func TestReplayDeploysProcess(t *testing.T) {
@@ -193,6 +194,54 @@ func TestReplayDeployInterrupted(t *testing.T) {
 	}
 }
 
+func TestReplayDeployWarmsUp(t *testing.T) {
+	path, trace, dir := program(t), shortTrace(t), t.TempDir()
+	file := write(t, filepath.Join(dir, "sim.yaml"), strings.Replace(simProcess, "requests: 0, duration: 0s", "requests: 20, duration: 1500ms, timeout: 1m", 1))
+	run := filepath.Join(dir, "run")
+	code, out, errs := separately(t, path, nil, "replay", trace, "--deploy", file, "-o", run, "--max-requests", "30", "--speed", "10", "--allow-invalid")
+	if code != exitGood || !strings.Contains(out, "completed 30, failed 0") {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	m := manifest(t, run)
+	w := m.Options["warmup"].(map[string]any)
+	if w["answers"].(float64) < 20 || w["seconds"].(float64) < 1.5 || w["reached"] != true {
+		t.Errorf("%v", w)
+	}
+	tr, err := formats.Open(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	phases := map[formats.Phase]int{}
+	for x, err := range tr.All(formats.ColPhase) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		phases[x.Phase]++
+	}
+	if phases[formats.PhaseMeasure] != 30 || phases[formats.PhaseWarmup] < 20 {
+		t.Errorf("%v", phases)
+	}
+	write(t, file, strings.Replace(simProcess, "requests: 0, duration: 0s", "requests: 1000000, duration: 0s, timeout: 1s", 1))
+	code, _, errs = separately(t, path, nil, "replay", trace, "--deploy", file, "-o", run, "--force", "--max-requests", "5", "--speed", "10", "--allow-invalid")
+	if code != exitGood || !strings.Contains(errs, "warning: the warm-up ended after ") || !strings.Contains(errs, "of 1000000 answers") {
+		t.Errorf("exit %d\n%s", code, errs)
+	}
+}
+
+func TestUnsteady(t *testing.T) {
+	flat, rising, step := []float64{}, []float64{}, []float64{}
+	for i := range 120 {
+		flat = append(flat, 60+float64(i%2))
+		rising = append(rising, 40+float64(i)/3)
+		step = append(step, map[bool]float64{true: 1980, false: 1755}[i < 100])
+	}
+	got := unsteady([]gpu.Course{{UUID: "a", TemperatureC: flat, SMClockMHz: flat}, {UUID: "b", TemperatureC: rising, SMClockMHz: step}, {UUID: "c"}, {UUID: "d", TemperatureC: flat[:10]}})
+	if want := []string{"temperature of b", "SM clock of b", "temperature of d"}; !slices.Equal(got, want) {
+		t.Error(got)
+	}
+}
+
 func readManifest(t *testing.T, run string) formats.Manifest {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(run, "run.json"))
@@ -214,6 +263,7 @@ name: mortal
 process: [sh, -c, "${self} sim --listen 127.0.0.1:${port} --profile instant & sleep 3; echo out of memory, says the test; kill $!; exit 9"]
 dialect: sim
 health: {path: /health, interval: 20ms, timeout: 1m}
+warm_up: {requests: 0, duration: 0s, steady: false}
 `)
 	code, out, errs := separately(t, path, nil, "replay", trace, "--deploy", file, "-o", filepath.Join(dir, "run"))
 	if code != exitInvalid || !strings.Contains(out, "INVALID: candidate mortal died: exit code 9; its last line: ") || !strings.Contains(errs, "candidate| out of memory, says the test") {
