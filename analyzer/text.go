@@ -36,7 +36,7 @@ func (s Summary) Text(w io.Writer) error {
 	}
 	if s.Window.Server.Samples > 0 {
 		v := func(name string) Null { return s.Aggregates[name].Value }
-		line("pages    mean %s, p95 %s, peak %s · prefix hits %s · preempted %s", percent(v("kv_usage_mean")), percent(v("kv_usage_p95")), percent(v("kv_usage_peak")), percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
+		line("pages    mean %s, p95 %s, peak %s · hits %s · preempted %s", percent(v("kv_usage_mean")), percent(v("kv_usage_p95")), percent(v("kv_usage_peak")), percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
 	}
 	s.models(line)
 	if s.By == "" {
@@ -65,13 +65,13 @@ func (s Summary) models(line func(string, ...any)) {
 		if p.Capacity.Valid {
 			of = " of " + count(p.Capacity.V)
 		}
-		line("model    %s–%s pages%s, peak demand %s · fill %s · shared %s", cell(p.InUse.Low.Mean), cell(p.InUse.High.Mean), of, cell(p.PeakDemand), percent(p.Fill), cell(p.Sharing))
+		line("model    %s–%s pages%s, peak %s · fill %s · shared %s", cell(p.InUse.Low.Mean), cell(p.InUse.High.Mean), of, cell(p.PeakDemand), percent(p.Fill), cell(p.Sharing))
 	} else if p != nil && len(p.Curve) > 0 {
 		last := p.Curve[len(p.Curve)-1]
 		line("model    an LRU cache of %s pages hits %s of prompt blocks", count(last.Pages), percent(known(last.HitRate)))
 	}
 	if m := s.Mix; m != nil && m.Late.Idle.Valid {
-		line("mix      idle %s, prefill %s, decode %s, mixed %s · %s switches/s", between(m.Late.Idle, m.Early.Idle), between(m.Late.PrefillOnly, m.Early.PrefillOnly), between(m.Late.DecodeOnly, m.Early.DecodeOnly), between(m.Late.Mixed, m.Early.Mixed), cell(m.Early.SwitchesPerS))
+		line("mix      idle %s, prefill %s, decode %s, mixed %s · %s/s", between(m.Late.Idle, m.Early.Idle), between(m.Late.PrefillOnly, m.Early.PrefillOnly), between(m.Late.DecodeOnly, m.Early.DecodeOnly), between(m.Late.Mixed, m.Early.Mixed), cell(m.Early.SwitchesPerS))
 	}
 }
 
@@ -174,7 +174,7 @@ func percent(v Null) string {
 	if !v.Valid {
 		return "–"
 	}
-	return number(v.V*100) + " %"
+	return strconv.FormatFloat(v.V*100, 'g', 3, 64) + " %"
 }
 
 // number is a figure to four digits, in at most eight columns up to 10⁹.

@@ -207,9 +207,9 @@
         width: Math.max(holder.clientWidth, 200), height: 210, cursor: { sync: o.time ? { key: "time" } : undefined, drag: { x: true, y: false } },
         scales: { x: { time: false, distr: o.logX ? 3 : 1, range: o.logX ? undefined : (u, lo, hi) => [lo, hi] }, y: { distr: o.log ? 3 : 1, range: o.log ? undefined : (u, lo, hi) => [0, hi > 0 ? hi * 1.05 : 1] } },
         axes: [Object.assign(axis(), { values: (u, vs) => vs.map((v) => (v === null ? "" : o.time ? time(v) : num(v))), space: 60 }, o.time ? { incrs: rounds } : {}), Object.assign(axis(), { values: (u, vs) => vs.map((v) => (v === null ? "" : num(v))), size: 58 })],
-        series: [{ label: o.time ? "at" : "value", value: (u, v) => (v === null ? "–" : o.time ? time(v) : num(v)) }].concat(series.map((s) => ({
+        series: [{ label: o.time ? "at" : "value", value: (u, v) => (v === null ? "–" : o.time ? time(v) : num(v)) }].concat(series.map((s, j) => ({
           label: s.label || title, stroke: color(many ? s.run : s.k), width: many && s.k > 0 ? 1 : 1.6, dash: many ? dashes[s.run % 6] : dashes[s.k % 6], alpha: many && s.k > 0 ? 0.6 : 1,
-          spanGaps: false, points: { show: false }, value: (u, v) => num(v),
+          spanGaps: sparse(columns[j + 1]), points: { show: sparse(columns[j + 1]), size: 4 }, value: (u, v) => num(v),
         }))),
         hooks: { setScale: [(u, k) => { if (o.time && k === "x") follow(u); }] },
       }, columns, holder);
@@ -219,6 +219,8 @@
     redraw.push(make);
     new ResizeObserver(() => { const w = holder.clientWidth; if (plot && w > 0 && Math.abs(w - plot.width) > 1) plot.setSize({ width: w, height: 210 }); }).observe(holder);
   }
+  // sparse: so few values that a line would not show them
+  const sparse = (c) => c.filter((v) => v !== null && v !== undefined).length < c.length * 0.6;
   let following = false;
   function follow(u) {
     if (following) return;
