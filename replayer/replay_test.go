@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -146,10 +147,10 @@ func TestMaxInFlightDropsByName(t *testing.T) {
 // The schedule is read as it goes: a million arrivals are not taken into memory at once.
 func TestLookAheadIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		read, most := 0, 0
+		var read, most atomic.Int64
 		sch := func(yield func(Arrival, error) bool) {
 			for a := range every(ms, 100_000) {
-				read++
+				read.Add(1)
 				if !yield(a, nil) {
 					return
 				}
@@ -160,15 +161,16 @@ func TestLookAheadIsBounded(t *testing.T) {
 			defer cancel()
 			answer := stream(0, 0, 1)
 			s := &scripted{answer: func(w io.Writer, n int, r *http.Request, b []byte) error {
-				most = max(most, read-n)
+				storeMax(&most, read.Load()-int64(n))
 				if n == 2000 {
 					cancel()
 				}
 				return answer(w, n, r, b)
 			}}
-			read, most = 0, 0
+			read.Store(0)
+			most.Store(0)
 			replayed(t, ctx, s, sch, o, ClientOptions{})
-			return most
+			return int(most.Load())
 		}
 		if n := furthest(Options{AheadCount: 100, Ahead: time.Hour}); n > 110 {
 			t.Errorf("%d arrivals were read ahead", n)
@@ -373,7 +375,7 @@ func TestConservation(t *testing.T) {
 			s := &scripted{}
 			s.answer = func(w io.Writer, n int, q *http.Request, b []byte) error {
 				s.mu.Lock()
-				k, d := r.IntN(9), time.Duration(r.IntN(400))*ms
+				k, d, tokens := r.IntN(9), time.Duration(r.IntN(400))*ms, 1+r.IntN(5)
 				s.mu.Unlock()
 				switch k {
 				case 0:
@@ -387,15 +389,16 @@ func TestConservation(t *testing.T) {
 				case 4:
 					return say(w, "garbage\n")
 				}
-				return stream(d, d/4, 1+r.IntN(5))(w, n, q, b)
+				return stream(d, d/4, tokens)(w, n, q, b)
 			}
-			n := 1 + r.IntN(150)
+			n := 1 + r.IntN(150) // all of it before anything runs: the server draws from r too
 			offsets := make([]time.Duration, n)
 			for i := range offsets {
 				offsets[i] = time.Duration(r.IntN(2000)) * ms
 			}
 			slices.Sort(offsets)
-			st, rows := replayed(t, ctx, s, at(offsets...), Options{MaxInFlight: 1 + r.IntN(60)}, ClientOptions{Timeout: time.Duration(500+r.IntN(2000)) * ms})
+			most, limit := 1+r.IntN(60), time.Duration(500+r.IntN(2000))*ms
+			st, rows := replayed(t, ctx, s, at(offsets...), Options{MaxInFlight: most}, ClientOptions{Timeout: limit})
 			if !st.Interrupted && int(st.Requests.Scheduled) != n || len(rows) != int(st.Requests.Scheduled) {
 				t.Errorf("seed %d: %d of %d scheduled, %d rows", seed, st.Requests.Scheduled, n, len(rows))
 			}
