@@ -14,6 +14,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/workload"
+	"github.com/shadowtape/shadowtape/internal/workload/fit"
 )
 
 func fitCommand(a *app) *cobra.Command {
@@ -43,7 +44,7 @@ the kinds of requests and the share of aborts. Traces of two days or more fold i
 			if _, err := os.Stat(out); err == nil && !force {
 				return withHint(fmt.Errorf("write workload model %s: %w", out, fs.ErrExist), "--force replaces it")
 			}
-			o := workload.FitOptions{Window: window.Seconds(), Fold: fold.Seconds(), Tenants: tenants, Family: family, Source: filepath.Base(filepath.Clean(args[0]))}
+			o := fit.Options{Window: window.Seconds(), Fold: fold.Seconds(), Tenants: tenants, Family: family, Source: filepath.Base(filepath.Clean(args[0]))}
 			if noFold {
 				o.Fold = -1
 			}
@@ -56,7 +57,7 @@ the kinds of requests and the share of aborts. Traces of two days or more fold i
 			}
 			defer func() { err = errors.Join(err, t.Close()) }()
 			o.Header = t.Header
-			m, err := workload.Fit(t.All(), o)
+			m, err := fit.Trace(t.All(), o)
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}

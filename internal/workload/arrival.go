@@ -72,8 +72,8 @@ func (a Arrival) Validate() error {
 	return errors.Join(errs...)
 }
 
-// rates are the two rates of an mmpp: off and on.
-func (a Arrival) rates() (off, on float64) {
+// Rates are the two rates of an mmpp, per second: off and on.
+func (a Arrival) Rates() (off, on float64) {
 	share := a.On / (a.On + a.Off)
 	if a.Burst == 0 || math.IsInf(a.Burst, 1) {
 		return 0, a.Rate / share
@@ -94,7 +94,7 @@ func (a Arrival) IDC(window float64) float64 {
 		return a.CV * a.CV
 	case MMPP:
 		// The rate is a two-state Markov chain with covariance p(1-p)(on-off)² exp(-rt) (Fischer and Meier-Hellstern 1993).
-		off, on := a.rates()
+		off, on := a.Rates()
 		p := a.On / (a.On + a.Off)
 		r := 1/a.On + 1/a.Off
 		return 1 + 2*p*(1-p)*(on-off)*(on-off)/(a.Rate*r)*(1-(1-math.Exp(-r*window))/(r*window))
@@ -124,7 +124,7 @@ func newClock(a Arrival, src source) *clock {
 		c.shape = weibullShape(a.CV)
 		c.scale = 1 / rounded(math.Gamma(1+1/c.shape))
 	case MMPP:
-		c.rateOff, c.rateOn = a.rates()
+		c.rateOff, c.rateOn = a.Rates()
 		c.on = c.src.uniform() < a.On/(a.On+a.Off)
 		c.left = c.src.exponential() * c.stay()
 	}

@@ -326,7 +326,7 @@ func place(a Arrival, n int, seconds float64, s *source) []float64 {
 
 // placeModulated places arrivals with the rate of a random path through the states.
 func placeModulated(a Arrival, n int, seconds float64, s *source) []float64 {
-	off, on := a.rates()
+	off, on := a.Rates()
 	type piece struct{ from, mass, rate float64 } // mass: expected arrivals before from
 	var path []piece
 	mass, t, isOn := 0.0, 0.0, s.uniform() < a.On/(a.On+a.Off)

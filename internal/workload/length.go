@@ -1,9 +1,11 @@
 package workload
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 )
 
@@ -107,56 +109,22 @@ func (l Length) body(s *source) float64 {
 	return float64(l.P50 * exp(float64(sigma*s.normal())))
 }
 
-// FitLength fits a parametric family to values, by its moments or quantiles: exponential and gamma by the mean (and CV), lognormal by the
-// median and the standard deviation of logarithms, mixture by a lognormal below the 95th percentile and Hill's exponent above it.
-// Table keeps up to 1,000 means of equal parts of the sorted values. It sorts values.
-func FitLength(family string, values []float64) (Length, error) {
+// tableValues is how many values a table keeps.
+const tableValues = 1000
+
+// TableOf is the distribution of values as they were seen: up to 1,000 means of equal parts of them. It sorts values.
+func TableOf(values []float64) (Length, error) {
 	if len(values) == 0 {
-		return Length{}, fmt.Errorf("fit length %s: no values", family)
+		return Length{}, errors.New("length table: no values")
 	}
 	sort.Float64s(values)
-	n := float64(len(values))
-	mean, square, logs, logSquare := 0.0, 0.0, 0.0, 0.0
-	for _, v := range values {
-		mean += v / n
-		square += v * v / n
-		logs += math.Log(max(v, 1)) / n
-		logSquare += math.Log(max(v, 1)) * math.Log(max(v, 1)) / n
-	}
-	l := Length{Family: family, Max: values[len(values)-1]}
-	sigma := math.Sqrt(max(logSquare-logs*logs, 0))
-	switch family {
-	case Fixed, Exponential:
-		l.Mean = mean
-	case GammaLength:
-		l.Mean, l.CV = mean, max(math.Sqrt(max(square-mean*mean, 0))/mean, 1e-3)
-	case Lognormal:
-		l.P50 = math.Exp(logs)
-		l.P99 = l.P50 * math.Exp(z99*sigma)
-	case Mixture:
-		cut := int(0.95 * n)
-		l.Share, l.Min = 1-float64(cut)/n, values[min(cut, len(values)-1)]
-		hill := 0.0
-		for _, v := range values[cut:] {
-			hill += math.Log(v / l.Min)
-		}
-		l.Alpha = math.Min(50, max(n-float64(cut), 1)/max(hill, 1e-9))
-		body, err := FitLength(Lognormal, append([]float64(nil), values[:max(cut, 1)]...))
-		if err != nil {
-			return l, err
-		}
-		l.P50, l.P99 = body.P50, body.P99
-	case Table:
-		l.Values = condense(values, 1000)
-	default:
-		return l, fmt.Errorf("fit length %q: there are fixed, exponential, gamma, lognormal, mixture and table", family)
-	}
+	l := Length{Family: Table, Max: values[len(values)-1], Values: Condense(values, tableValues)}
 	return l, l.Validate()
 }
 
-// condense returns the means of k equal parts of sorted values, or the values themselves where they are no more. The mean of all is kept
+// Condense returns the means of k equal parts of sorted values, or the values themselves where they are no more. The mean of all is kept
 // but for rounding to a tenth.
-func condense(sorted []float64, k int) []float64 {
+func Condense(sorted []float64, k int) []float64 {
 	n := len(sorted)
 	k = min(k, n)
 	out := make([]float64, k)
@@ -170,4 +138,26 @@ func condense(sorted []float64, k int) []float64 {
 		out[i] = math.Round(sum/(hi-lo)*10) / 10
 	}
 	return out
+}
+
+// LengthsOf condenses pairs of input and output tokens: equal parts by input, and of each part's outputs again equal parts. Both means are
+// kept. It sorts pairs, of which there must be one.
+func LengthsOf(pairs [][2]float64, parts, outputs int) (l Lengths) {
+	slices.SortFunc(pairs, func(a, b [2]float64) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) })
+	inputs := make([]float64, len(pairs))
+	for i, p := range pairs {
+		inputs[i] = p[0]
+	}
+	l.Inputs = Condense(inputs, parts)
+	k := len(l.Inputs)
+	for i := range k {
+		lo, hi := i*len(pairs)/k, (i+1)*len(pairs)/k
+		var out []float64
+		for _, p := range pairs[lo:max(hi, lo+1)] {
+			out = append(out, p[1])
+		}
+		sort.Float64s(out)
+		l.Outputs = append(l.Outputs, Condense(out, outputs))
+	}
+	return l
 }

@@ -119,7 +119,7 @@ func ParseLength(text string, read func(name string) ([]float64, error)) (Length
 		if err != nil {
 			return Length{}, err
 		}
-		return FitLength(Table, values)
+		return TableOf(values)
 	}
 	if _, err := strconv.ParseFloat(text, 64); err == nil {
 		text = Fixed + ":" + text

@@ -16,6 +16,7 @@ import (
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/stats"
 	"github.com/shadowtape/shadowtape/internal/workload"
+	"github.com/shadowtape/shadowtape/internal/workload/fit"
 )
 
 // TestGeneratorsAgainstTraces makes the tables of docs/WORKLOADS.md: each generator against each real trace. It needs the traces
@@ -51,9 +52,9 @@ func TestGeneratorsAgainstTraces(t *testing.T) {
 // generators makes the models that are compared.
 func generators(t *testing.T, rows []*formats.Exchange, h formats.Header) (names []string, models []*workload.Model) {
 	t.Helper()
-	fit := func(o workload.FitOptions) *workload.Model {
+	fitted := func(o fit.Options) *workload.Model {
 		o.Header, o.Fold = h, -1
-		m, err := workload.Fit(of(rows), o)
+		m, err := fit.Trace(of(rows), o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,14 +70,14 @@ func generators(t *testing.T, rows []*formats.Exchange, h formats.Header) (names
 	cv := read(t, rows).Figures().GapCV
 	span := float64(rows[len(rows)-1].ArrivalUnixNS-rows[0].ArrivalUnixNS)/1e9 + 1
 	stationary := func() *workload.Model {
-		m := fit(workload.FitOptions{Window: span})
+		m := fitted(fit.Options{Window: span})
 		m.Threads = nil
 		return m
 	}
-	windowed := plain(fit(workload.FitOptions{Window: 60}), workload.Poisson, 0)
+	windowed := plain(fitted(fit.Options{Window: 60}), workload.Poisson, 0)
 	windowed.Threads = nil
 	return []string{"Poisson", "gamma, CV matched", "60 s windows, Poisson", "full model"}, []*workload.Model{
-		plain(stationary(), workload.Poisson, 0), plain(stationary(), workload.Gamma, cv), windowed, fit(workload.FitOptions{})}
+		plain(stationary(), workload.Poisson, 0), plain(stationary(), workload.Gamma, cv), windowed, fitted(fit.Options{})}
 }
 
 var loads = []float64{0.5, 0.7, 0.85}

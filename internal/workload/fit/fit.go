@@ -1,4 +1,5 @@
-package workload
+// Package fit makes workload models of traces: windows with their counts, arrivals and lengths, what requests share, and their kinds.
+package fit
 
 import (
 	"cmp"
@@ -6,30 +7,31 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"math/rand/v2"
 	"slices"
-	"sort"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/workload"
 )
 
-// FitOptions say how finely a trace is looked at.
-type FitOptions struct {
+// Options say how finely a trace is looked at.
+type Options struct {
 	Window  float64 // seconds; 0: 60, more where a window would hold fewer than 30 requests, 10 where traffic is on and off within a minute
 	Fold    float64 // seconds after which windows of an hour repeat; 0: a day for traces of 2 days or more, a week for 14 days or more; negative: never
 	Tenants int     // that get windows of their own, the busiest; 0 is 50
-	Family  string  // of lengths; "" or table: as they were seen, with their dependence; else a family of FitLength, input and output apart
+	Family  string  // of lengths; "" or table: as they were seen, with their dependence; else a family of Length, input and output apart
 	Header  formats.Header
 	Source  string // the trace's name
 }
 
 // Validate reports options that cannot be used.
-func (o FitOptions) Validate() error {
+func (o Options) Validate() error {
 	var errs []error
 	if !(o.Window >= 0) || math.IsInf(o.Window, 0) || math.IsNaN(o.Fold) || o.Tenants < 0 {
 		errs = append(errs, fmt.Errorf("window %v, fold %v, %d tenants: must be numbers, window and tenants not negative", o.Window, o.Fold, o.Tenants))
 	}
-	if o.Family != "" && o.Family != Table {
-		if _, err := FitLength(o.Family, []float64{1, 2}); err != nil {
+	if o.Family != "" && o.Family != workload.Table {
+		if _, err := Length(o.Family, []float64{1, 2}); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -49,7 +51,6 @@ const (
 	defaultTenants  = 50
 	hour            = 3600.0
 	day             = 24 * hour
-	maxKinds        = 200
 )
 
 // sample is what is kept of a request while fitting.
@@ -60,15 +61,15 @@ type sample struct {
 	client int32
 }
 
-// Fit makes a model of a trace's requests, which come in the order of their arrivals. Rows out of order are moved to where they belong.
-func Fit(rows iter.Seq2[*formats.Exchange, error], o FitOptions) (*Model, error) {
+// Trace makes a model of a trace's requests, which come in the order of their arrivals. Rows out of order are moved to where they belong.
+func Trace(rows iter.Seq2[*formats.Exchange, error], o Options) (*workload.Model, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("fit: %w", err)
 	}
 	var samples []sample
 	tenants := map[formats.Null[formats.Hash]]int32{}
 	var names []string
-	kinds := map[kindKey]float64{}
+	var kinds workload.KindCounter
 	threads := newThreadFit(o.Header)
 	aborted := 0.0
 	for x, err := range rows {
@@ -90,9 +91,7 @@ func Fit(rows iter.Seq2[*formats.Exchange, error], o FitOptions) (*Model, error)
 			s.out = -1
 		}
 		samples = append(samples, s)
-		if k := keyOf(x); len(kinds) < maxKinds || kinds[k] > 0 {
-			kinds[k]++
-		}
+		kinds.Add(x)
 		if x.EndReason == formats.EndClientAbort {
 			aborted++
 		}
@@ -102,10 +101,10 @@ func Fit(rows iter.Seq2[*formats.Exchange, error], o FitOptions) (*Model, error)
 		return nil, fmt.Errorf("fit: %d requests are too few", len(samples))
 	}
 	slices.SortStableFunc(samples, func(a, b sample) int { return cmp.Compare(a.at, b.at) })
-	m := &Model{Schema: ModelSchema, Source: o.Source, Mix: mixOf(kinds), Threads: threads.done(), Aborted: math.Round(aborted/float64(len(samples))*1e6) / 1e6}
+	m := &workload.Model{Schema: workload.ModelSchema, Source: o.Source, Mix: kinds.Mix(), Threads: threads.done(), Aborted: math.Round(aborted/float64(len(samples))*1e6) / 1e6}
 	m.Quantum = quantum(samples, o.Header)
 	spread(samples, m.Quantum)
-	if err := m.fitWindows(samples, names, o); err != nil {
+	if err := windows(m, samples, names, o); err != nil {
 		return nil, fmt.Errorf("fit: %w", err)
 	}
 	if err := m.Validate(); err != nil {
@@ -142,10 +141,10 @@ func spread(samples []sample, quantum float64) {
 		for j < len(samples) && samples[j].at == samples[i].at {
 			j++
 		}
-		src := source{uint64(samples[i].at)}
+		rng := rand.New(rand.NewPCG(uint64(samples[i].at), 0))
 		at := make([]float64, j-i)
 		for k := range at {
-			at[k] = src.uniform()
+			at[k] = rng.Float64()
 		}
 		slices.Sort(at)
 		for k := range at {
@@ -157,7 +156,7 @@ func spread(samples []sample, quantum float64) {
 }
 
 // fitWindows cuts the samples into windows and fits each.
-func (m *Model) fitWindows(samples []sample, names []string, o FitOptions) error {
+func windows(m *workload.Model, samples []sample, names []string, o Options) error {
 	first, last := samples[0].at, samples[len(samples)-1].at
 	span := float64(last-first) / 1e9
 	width, cycle := o.Window, o.Fold
@@ -209,7 +208,7 @@ func (m *Model) fitWindows(samples []sample, names []string, o FitOptions) error
 			w := &windows[min(int((t-round*m.Seconds)/width), count-1)]
 			w.add(s, round)
 		}
-		c := Client{Tenant: name}
+		c := workload.Client{Tenant: name}
 		for k := range windows {
 			start := float64(k) * width
 			end := start + width
@@ -307,62 +306,41 @@ func (w *window) add(s sample, round float64) {
 	}
 }
 
-func (w *window) fit(start, seconds, rounds float64, family string) (Window, error) {
-	out := Window{Start: start, Seconds: math.Round(seconds*1e6) / 1e6, Count: math.Round(w.count/rounds*1e3) / 1e3}
+func (w *window) fit(start, seconds, rounds float64, family string) (workload.Window, error) {
+	out := workload.Window{Start: start, Seconds: math.Round(seconds*1e6) / 1e6, Count: math.Round(w.count/rounds*1e3) / 1e3}
 	if out.Count == 0 {
 		return out, nil
 	}
 	if len(w.pairs) == 0 {
 		return out, fmt.Errorf("no request from %v s to %v s says how long it is", start, start+seconds)
 	}
-	out.Arrival = FitArrival(w.gaps)
+	out.Arrival = Arrival(w.gaps)
 	out.Arrival.Rate = out.Count / out.Seconds
 	a := &out.Arrival
 	for _, v := range []*float64{&a.Rate, &a.CV, &a.Burst, &a.On, &a.Off} {
 		*v = significant(*v, 6)
 	}
-	if family == "" || family == Table {
+	if family == "" || family == workload.Table {
 		parts, outputs := tableParts, tableOutputs
 		if rounds > 1 {
 			parts, outputs = 4*tableParts, 2*tableOutputs
 		}
-		out.Lengths = jointTable(w.pairs, parts, outputs)
+		out.Lengths = workload.LengthsOf(w.pairs, parts, outputs)
 		return out, nil
 	}
-	var laws [2]Length
+	var laws [2]workload.Length
 	for k := range laws {
 		values := make([]float64, len(w.pairs))
 		for i, p := range w.pairs {
 			values[i] = p[k]
 		}
 		var err error
-		if laws[k], err = FitLength(family, values); err != nil {
+		if laws[k], err = Length(family, values); err != nil {
 			return out, err
 		}
 	}
-	out.Lengths = Lengths{InputLaw: &laws[0], OutputLaw: &laws[1]}
+	out.Lengths = workload.Lengths{InputLaw: &laws[0], OutputLaw: &laws[1]}
 	return out, nil
-}
-
-// jointTable condenses pairs: equal parts by input, and of each part's outputs again equal parts. Both means are kept.
-func jointTable(pairs [][2]float64, parts, outputs int) (l Lengths) {
-	slices.SortFunc(pairs, func(a, b [2]float64) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) })
-	inputs := make([]float64, len(pairs))
-	for i, p := range pairs {
-		inputs[i] = p[0]
-	}
-	l.Inputs = condense(inputs, parts)
-	k := len(l.Inputs)
-	for i := range k {
-		lo, hi := i*len(pairs)/k, (i+1)*len(pairs)/k
-		var out []float64
-		for _, p := range pairs[lo:max(hi, lo+1)] {
-			out = append(out, p[1])
-		}
-		sort.Float64s(out)
-		l.Outputs = append(l.Outputs, condense(out, outputs))
-	}
-	return l
 }
 
 // significant rounds to so many digits.
@@ -372,49 +350,4 @@ func significant(x float64, digits int) float64 {
 	}
 	scale := math.Pow(10, float64(digits)-math.Ceil(math.Log10(math.Abs(x))))
 	return math.Round(x*scale) / scale
-}
-
-// kindKey is a kind without its weight, as a map's key.
-type kindKey struct {
-	endpoint               formats.Endpoint
-	model, format          string
-	stream                 formats.Null[bool]
-	temperature, topP      formats.Null[float64]
-	topK                   formats.Null[int64]
-	presence, frequency, r formats.Null[float64]
-	n                      formats.Null[int32]
-}
-
-func keyOf(x *formats.Exchange) kindKey {
-	return kindKey{x.Endpoint, x.RequestModel, x.ResponseFormat, x.Stream, x.Temperature, x.TopP, x.TopK, x.PresencePenalty, x.FrequencyPenalty, x.RepetitionPenalty, x.N}
-}
-
-// mixOf lists kinds, the most frequent first; none where nothing is known of any.
-func mixOf(kinds map[kindKey]float64) []Kind {
-	if _, nothing := kinds[kindKey{}]; nothing && len(kinds) == 1 {
-		return nil
-	}
-	var mix []Kind
-	for k, n := range kinds {
-		mix = append(mix, Kind{Weight: n, Endpoint: k.endpoint, Model: k.model, Stream: pointer(k.stream), Temperature: pointer(k.temperature), TopP: pointer(k.topP),
-			TopK: pointer(k.topK), PresencePenalty: pointer(k.presence), FrequencyPenalty: pointer(k.frequency), RepetitionPenalty: pointer(k.r), N: pointer(k.n), ResponseFormat: k.format})
-	}
-	slices.SortFunc(mix, func(a, b Kind) int {
-		return cmp.Or(cmp.Compare(b.Weight, a.Weight), cmp.Compare(fmt.Sprint(a.key()), fmt.Sprint(b.key())))
-	})
-	return mix
-}
-
-// key is the kind's own, for a fixed order among equals.
-func (k *Kind) key() kindKey {
-	var x formats.Exchange
-	k.apply(&x)
-	return keyOf(&x)
-}
-
-func pointer[T any](n formats.Null[T]) *T {
-	if !n.Valid {
-		return nil
-	}
-	return &n.V
 }

@@ -1,10 +1,12 @@
-package workload
+package fit
 
 import (
 	"math"
 
 	"gonum.org/v1/gonum/mathext"
 	"gonum.org/v1/gonum/optimize"
+
+	"github.com/shadowtape/shadowtape/internal/workload"
 )
 
 // maxGaps bounds how many gaps a family is fitted to; the first are taken.
@@ -13,10 +15,10 @@ const maxGaps = 4000
 // minGaps is the least number of gaps that tell one family from another.
 const minGaps = 20
 
-// FitArrival chooses among poisson, gamma, weibull and mmpp the family that explains gaps best: the one with the least Bayesian
+// Arrival chooses among poisson, gamma, weibull and mmpp the family that explains gaps best: the one with the least Bayesian
 // information criterion, k ln n - 2 ln L, each at its most likely parameters. The gaps are those between the arrivals of one stretch of
 // time, in seconds and in order. Few gaps are called poisson. Gaps of 0 are taken as half the smallest other: the clock's resolution.
-func FitArrival(gaps []float64) Arrival {
+func Arrival(gaps []float64) workload.Arrival {
 	gaps = gaps[:min(len(gaps), maxGaps)]
 	n := float64(len(gaps))
 	sum, logs, squares := 0.0, 0.0, 0.0
@@ -37,23 +39,23 @@ func FitArrival(gaps []float64) Arrival {
 		squares += g[i] * g[i]
 	}
 	if len(g) < minGaps {
-		return Arrival{Family: Poisson, Rate: max(n/max(sum, 1e-6), 1e-9)}
+		return workload.Arrival{Family: workload.Poisson, Rate: max(n/max(sum, 1e-6), 1e-9)}
 	}
 	mean := sum / n
 	rate := 1 / mean
-	best := Arrival{Family: Poisson, Rate: rate}
+	best := workload.Arrival{Family: workload.Poisson, Rate: rate}
 	least := math.Log(n) - 2*(n*math.Log(rate)-n)
-	try := func(a Arrival, parameters, logLikelihood float64) {
+	try := func(a workload.Arrival, parameters, logLikelihood float64) {
 		if bic := parameters*math.Log(n) - 2*logLikelihood; bic < least && a.Validate() == nil {
 			best, least = a, bic
 		}
 	}
 	shape, l := fitGamma(mean, logs/n, n)
-	try(Arrival{Family: Gamma, Rate: rate, CV: 1 / math.Sqrt(shape)}, 2, l)
+	try(workload.Arrival{Family: workload.Gamma, Rate: rate, CV: 1 / math.Sqrt(shape)}, 2, l)
 	if c, l := fitWeibull(g, logs); c >= 0.2 {
 		l2, _ := math.Lgamma(1 + 2/c)
 		l1, _ := math.Lgamma(1 + 1/c)
-		try(Arrival{Family: Weibull, Rate: rate, CV: math.Sqrt(math.Expm1(l2 - 2*l1))}, 2, l)
+		try(workload.Arrival{Family: workload.Weibull, Rate: rate, CV: math.Sqrt(math.Expm1(l2 - 2*l1))}, 2, l)
 	}
 	if cv := math.Sqrt(squares/n-mean*mean) / mean; cv > 1.1 {
 		a, l := fitMMPP(g, rate)
@@ -108,8 +110,8 @@ func fitWeibull(g []float64, logs float64) (shape, logLikelihood float64) {
 
 // fitMMPP maximizes the likelihood of a two-state Markov-modulated Poisson process by the simplex method, from starts that take on and
 // off to change within a few and within many gaps.
-func fitMMPP(g []float64, rate float64) (Arrival, float64) {
-	best, most := Arrival{}, math.Inf(-1)
+func fitMMPP(g []float64, rate float64) (workload.Arrival, float64) {
+	best, most := workload.Arrival{}, math.Inf(-1)
 	for _, gaps := range []float64{5, 40} {
 		problem := optimize.Problem{Func: func(v []float64) float64 {
 			a := mmppOf(v, rate)
@@ -129,15 +131,15 @@ func fitMMPP(g []float64, rate float64) (Arrival, float64) {
 }
 
 // mmppOf makes a process of logarithms: burst - 1, time on, time off, rate ÷ the data's.
-func mmppOf(v []float64, rate float64) Arrival {
+func mmppOf(v []float64, rate float64) workload.Arrival {
 	bound := func(x float64) float64 { return math.Exp(min(max(x, -15), 15)) }
-	return Arrival{Family: MMPP, Rate: rate * bound(v[3]), Burst: 1 + bound(v[0]), On: bound(v[1]), Off: bound(v[2])}
+	return workload.Arrival{Family: workload.MMPP, Rate: rate * bound(v[3]), Burst: 1 + bound(v[0]), On: bound(v[1]), Off: bound(v[2])}
 }
 
 // likelihood is the logarithm of the density of gaps from one arrival on (Fischer and Meier-Hellstern 1993): a vector over the states
 // goes through exp((Q - L) g) L for every gap g.
-func likelihood(gaps []float64, a Arrival) float64 {
-	off, on := a.rates()
+func likelihood(gaps []float64, a workload.Arrival) float64 {
+	off, on := a.Rates()
 	up, down := 1/a.Off, 1/a.On // from off to on, and back
 	m00, m01, m10, m11 := -(off + up), up, down, -(on + down)
 	s := (m00 + m11) / 2

@@ -1,15 +1,14 @@
-package workload
+package fit_test
 
 import (
-	"encoding/json"
 	"iter"
 	"math"
 	"math/rand/v2"
-	"reflect"
-	"sort"
 	"testing"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/workload"
+	"github.com/shadowtape/shadowtape/internal/workload/fit"
 )
 
 func of(rows []*formats.Exchange) iter.Seq2[*formats.Exchange, error] {
@@ -22,30 +21,79 @@ func of(rows []*formats.Exchange) iter.Seq2[*formats.Exchange, error] {
 	}
 }
 
-// TestFitArrivalFindsTheFamily draws gaps from known processes and fits them again: the family and its parameters come back.
-func TestFitArrivalFindsTheFamily(t *testing.T) {
-	for _, a := range []Arrival{
-		{Family: Poisson, Rate: 4},
-		{Family: Gamma, Rate: 4, CV: 0.5},
-		{Family: Gamma, Rate: 4, CV: 2.5},
-		{Family: Weibull, Rate: 4, CV: 2.5},
-		{Family: MMPP, Rate: 4, Burst: 12, On: 5, Off: 20},
+// generated collects what a model generates.
+func generated(t *testing.T, m *workload.Model, o workload.Options) (out []*formats.Exchange) {
+	t.Helper()
+	rows, err := m.Generate(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for x, err := range rows {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// gaps draws gaps of a process, in seconds.
+func gaps(t *testing.T, a workload.Arrival, seed uint64, n int64) []float64 {
+	t.Helper()
+	one := workload.Length{Family: workload.Fixed, Mean: 1}
+	m, err := workload.Written(a, one, one, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := int64(0)
+	var out []float64
+	for _, x := range generated(t, m, workload.Options{Seed: seed, Requests: n}) {
+		out = append(out, float64(x.ArrivalUnixNS-last)/1e9)
+		last = x.ArrivalUnixNS
+	}
+	return out
+}
+
+// windowed is a model with windows, two clients, tables, kinds and threads.
+func windowed() *workload.Model {
+	temperature, stream := 0.7, true
+	table := workload.Lengths{Inputs: []float64{100, 900.5, 4000}, Outputs: [][]float64{{10, 20}, {100}, {5, 700}}}
+	return &workload.Model{Schema: workload.ModelSchema, Seconds: 100, Aborted: 0.1,
+		Clients: []workload.Client{
+			{Tenant: "00000000000000aa", Windows: []workload.Window{
+				{Start: 0, Seconds: 50, Count: 200, Arrival: workload.Arrival{Family: workload.Poisson, Rate: 4}, Lengths: table},
+				{Start: 50, Seconds: 50},
+			}},
+			{Windows: []workload.Window{
+				{Start: 0, Seconds: 25, Count: 40, Arrival: workload.Arrival{Family: workload.Gamma, Rate: 1.6, CV: 3}, Lengths: table},
+				{Start: 25, Seconds: 75, Count: 61, Arrival: workload.Arrival{Family: workload.MMPP, Rate: 0.8, On: 0.5, Off: 2}, Lengths: table},
+			}},
+		},
+		Mix: []workload.Kind{{Weight: 3, Endpoint: formats.EndpointChat, Stream: &stream, Temperature: &temperature}, {Weight: 1, Endpoint: formats.EndpointCompletions, Model: "m"}},
+		Threads: &workload.Threads{BlockSize: 64, Roots: []workload.Root{{Share: 0.5, Blocks: 3}}, Sessions: true, Continue: []float64{0.3, 0.6}, Bounds: []float64{500},
+			Shared: [][]float64{{0.5}, {0.2, 0.8}}, Lag: []float64{1, 10}, Fanout: 1},
+	}
+}
+
+// TestArrivalFindsTheFamily draws gaps from known processes and fits them again: the family and its parameters come back.
+func TestArrivalFindsTheFamily(t *testing.T) {
+	for _, a := range []workload.Arrival{
+		{Family: workload.Poisson, Rate: 4},
+		{Family: workload.Gamma, Rate: 4, CV: 0.5},
+		{Family: workload.Gamma, Rate: 4, CV: 2.5},
+		{Family: workload.Weibull, Rate: 4, CV: 2.5},
+		{Family: workload.MMPP, Rate: 4, Burst: 12, On: 5, Off: 20},
 	} {
-		right, runs := 0, 5
+		right, runs := 0, 4
 		for seed := range runs {
-			c := newClock(a, source{uint64(seed)})
-			gaps := make([]float64, 2000)
-			for i := range gaps {
-				gaps[i] = c.gap()
-			}
-			got := FitArrival(gaps)
+			got := fit.Arrival(gaps(t, a, uint64(seed), 4000))
 			if got.Family != a.Family {
 				continue
 			}
 			right++
-			// An mmpp's cycles are few (2,000 arrivals are some 20 of them), so its parameters are loose.
+			// An mmpp's cycles are few (4,000 arrivals are some 40 of them), so its parameters are loose.
 			tolerance := 0.12
-			if a.Family == MMPP {
+			if a.Family == workload.MMPP {
 				tolerance = 0.6
 			}
 			for _, p := range []struct {
@@ -63,7 +111,7 @@ func TestFitArrivalFindsTheFamily(t *testing.T) {
 	}
 }
 
-// TestLikelihoodOfPlainProcesses compares the forward recursion with closed forms: two equal rates are a Poisson process.
+// TestLikelihoodOfPlainProcesses compares the forward recursion with closed forms: two equal rates are a workload.Poisson process.
 func TestLikelihoodOfPlainProcesses(t *testing.T) {
 	gaps := []float64{0.1, 0.5, 2, 0.01, 0.3}
 	sum := 0.0
@@ -71,7 +119,7 @@ func TestLikelihoodOfPlainProcesses(t *testing.T) {
 		sum += g
 	}
 	want := float64(len(gaps))*math.Log(3) - 3*sum
-	if got := likelihood(gaps, Arrival{Family: MMPP, Rate: 3, Burst: 1, On: 2, Off: 7}); math.Abs(got-want) > 1e-9 {
+	if got := fit.Likelihood(gaps, workload.Arrival{Family: workload.MMPP, Rate: 3, Burst: 1, On: 2, Off: 7}); math.Abs(got-want) > 1e-9 {
 		t.Errorf("log-likelihood %v, want %v", got, want)
 	}
 }
@@ -87,8 +135,8 @@ func TestFitGivesAModelBack(t *testing.T) {
 	}
 	m.Clients[1].Windows[1].Arrival.On, m.Clients[1].Windows[1].Arrival.Off = 0.5, 2 // enough cycles
 	m.Threads.Fanout = 1                                                             // sessions are chains
-	rows := generated(t, m, Options{Seed: 8})
-	got, err := Fit(of(rows), FitOptions{Window: 25, Header: m.Header()})
+	rows := generated(t, m, workload.Options{Seed: 8})
+	got, err := fit.Trace(of(rows), fit.Options{Window: 25, Header: m.Header()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +147,7 @@ func TestFitGivesAModelBack(t *testing.T) {
 	if n := tenant[0].Count + tenant[1].Count; n != 4000 || tenant[2].Count+tenant[3].Count != 0 || others[0].Count < 795 || others[0].Count > 805 {
 		t.Errorf("counts %v and %v", tenant[0].Count+tenant[1].Count, others[0].Count)
 	}
-	if tenant[0].Arrival.Family != Poisson || others[0].Arrival.Family != Gamma || math.Abs(others[0].Arrival.CV-3) > 0.3 || others[1].Arrival.Family != MMPP {
+	if tenant[0].Arrival.Family != workload.Poisson || others[0].Arrival.Family != workload.Gamma || math.Abs(others[0].Arrival.CV-3) > 0.3 || others[1].Arrival.Family != workload.MMPP {
 		t.Errorf("families %+v, %+v, %+v", tenant[0].Arrival, others[0].Arrival, others[1].Arrival)
 	}
 	mean, out := 0.0, 0.0
@@ -143,12 +191,12 @@ func TestPrefixReuseComesBack(t *testing.T) {
 		}
 		return hit / all
 	}
-	rows := generated(t, m, Options{Seed: 3, Seconds: 2000})
-	fitted, err := Fit(of(rows), FitOptions{Header: m.Header()})
+	rows := generated(t, m, workload.Options{Seed: 3, Seconds: 2000})
+	fitted, err := fit.Trace(of(rows), fit.Options{Header: m.Header()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := generated(t, fitted, Options{Seed: 4})
+	again := generated(t, fitted, workload.Options{Seed: 4})
 	if a, b := hits(rows), hits(again); math.Abs(a-b) > 0.03 || a < 0.1 {
 		t.Errorf("hit rate %v, of the model's trace %v", a, b)
 	}
@@ -167,7 +215,7 @@ func TestLongTracesFold(t *testing.T) {
 		second += rng.ExpFloat64() / rate
 		rows = append(rows, &formats.Exchange{ArrivalUnixNS: int64(second * 1e9), InputTokens: formats.Of[int64](100), OutputTokens: formats.Of[int64](10)})
 	}
-	m, err := Fit(of(rows), FitOptions{})
+	m, err := fit.Trace(of(rows), fit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +240,7 @@ func TestFitFindsTheTick(t *testing.T) {
 			rows[j], rows[j-1] = rows[j-1], rows[j]
 		}
 	}
-	m, err := Fit(of(rows), FitOptions{Header: formats.Header{TimeQuantumNS: 3e9}})
+	m, err := fit.Trace(of(rows), fit.Options{Header: formats.Header{TimeQuantumNS: 3e9}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,140 +249,54 @@ func TestFitFindsTheTick(t *testing.T) {
 	}
 }
 
-func TestModelsSurviveJSON(t *testing.T) {
-	m := windowed()
-	data, err := json.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	back, err := Parse(data)
-	if err != nil || !reflect.DeepEqual(m, back) {
-		t.Errorf("%v: %+v", err, back)
-	}
-}
-
 func TestFitRefuses(t *testing.T) {
 	x := &formats.Exchange{ArrivalUnixNS: 1}
-	if _, err := Fit(of([]*formats.Exchange{x}), FitOptions{}); err == nil {
+	if _, err := fit.Trace(of([]*formats.Exchange{x}), fit.Options{}); err == nil {
 		t.Error("one request was fitted")
 	}
-	if _, err := Fit(of([]*formats.Exchange{x, {ArrivalUnixNS: 5e9}}), FitOptions{}); err == nil {
+	if _, err := fit.Trace(of([]*formats.Exchange{x, {ArrivalUnixNS: 5e9}}), fit.Options{}); err == nil {
 		t.Error("requests without lengths were fitted")
 	}
-	if err := (FitOptions{Family: "zipf", Window: math.NaN()}).Validate(); err == nil {
+	if err := (fit.Options{Family: "zipf", Window: math.NaN()}).Validate(); err == nil {
 		t.Error("bad options were taken")
 	}
 }
 
-// TestFillKeepsWhatIsKnown takes lengths and kinds away from a trace and draws them again.
-func TestFillKeepsWhatIsKnown(t *testing.T) {
-	m := windowed()
-	m.Quantum = 0
-	rows := generated(t, m, Options{Seed: 9, Seconds: 3000})
-	f, err := m.Filler(1, 0)
+// drawn draws lengths.
+func drawn(t *testing.T, l workload.Length, n int64) []float64 {
+	t.Helper()
+	m, err := workload.Written(workload.Arrival{Family: workload.Constant, Rate: 1}, l, l, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var realOut, drawnOut, realIn, drawnIn [3]float64
-	var n [3]float64
-	part := func(in int64) int { return sort.SearchInts([]int{500, 2000}, int(in)) }
-	for i, x := range rows {
-		lacking := *x
-		lacking.Drawn = formats.Null[int64]{}
-		switch i % 4 {
-		case 0:
-			lacking.OutputTokens = formats.Null[int64]{}
-		case 1:
-			lacking.InputTokens = formats.Null[int64]{}
-		case 2:
-			lacking.Temperature, lacking.Endpoint, lacking.RequestModel, lacking.Stream = formats.Null[float64]{}, "", "", formats.Null[bool]{}
-		}
-		y := lacking
-		drawn := f.Fill(&y)
-		switch i % 4 {
-		case 0:
-			if drawn&formats.DrawnOutput == 0 || y.InputTokens != x.InputTokens || y.OutputTokensSource != formats.TokensDrawn {
-				t.Fatalf("%+v became %+v (%b)", lacking, y, drawn)
-			}
-			k := part(x.InputTokens.V)
-			realOut[k] += float64(x.OutputTokens.V)
-			drawnOut[k] += float64(y.OutputTokens.V)
-			n[k]++
-		case 1:
-			if drawn&formats.DrawnInput == 0 || y.OutputTokens != x.OutputTokens {
-				t.Fatalf("%+v became %+v (%b)", lacking, y, drawn)
-			}
-			k := sort.SearchInts([]int{50, 300}, int(x.OutputTokens.V))
-			realIn[k] += float64(x.InputTokens.V)
-			drawnIn[k] += float64(y.InputTokens.V)
-		case 2:
-			if drawn&formats.DrawnSampling == 0 || y.Endpoint == "" || y.InputTokens != x.InputTokens || y.OutputTokens != x.OutputTokens {
-				t.Fatalf("%+v became %+v (%b)", lacking, y, drawn)
-			}
-		case 3:
-			if drawn != 0 && x.Temperature.Valid {
-				t.Fatalf("a complete request was filled: %b", drawn)
-			}
-		}
-		if !reflect.DeepEqual(y.PrefixBlocks, x.PrefixBlocks) || y.SessionID != x.SessionID || y.Turn != x.Turn || y.ArrivalUnixNS != x.ArrivalUnixNS {
-			t.Fatalf("what was known changed: %+v became %+v", lacking, y)
-		}
+	var out []float64
+	for _, x := range generated(t, m, workload.Options{Seed: 4, Requests: n}) {
+		out = append(out, float64(x.InputTokens.V))
 	}
-	for k := range n {
-		if math.Abs(drawnOut[k]/realOut[k]-1) > 0.2 {
-			t.Errorf("part %d: drawn outputs add up to %v, real ones to %v", k, drawnOut[k], realOut[k])
-		}
-		if math.Abs(drawnIn[k]/realIn[k]-1) > 0.2 {
-			t.Errorf("outputs of part %d: drawn inputs add up to %v, real ones to %v", k, drawnIn[k], realIn[k])
-		}
-	}
+	return out
 }
 
-func TestFillArrivals(t *testing.T) {
-	m := windowed()
-	f, err := m.Filler(1, 1000e9)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	want := generated(t, m, Options{Seed: 5, Seconds: 200})
-	for i := 0; ; i++ {
-		x := &formats.Exchange{}
-		ok, err := f.Arrival(x, Options{Seed: 5, Seconds: 200})
+// TestLengthGivesTheFamilyBack draws from known parameters and fits them again.
+func TestLengthGivesTheFamilyBack(t *testing.T) {
+	for _, l := range []workload.Length{
+		{Family: workload.Exponential, Mean: 900}, {Family: workload.GammaLength, Mean: 900, CV: 0.6}, {Family: workload.Lognormal, P50: 500, P99: 9000},
+		{Family: workload.Mixture, P50: 300, P99: 2000, Share: 0.05, Min: 6000, Alpha: 2},
+	} {
+		tolerance := 0.05
+		if l.Family == workload.Mixture {
+			tolerance = 0.2 // where the tail begins is not in the data: body and tail overlap
+		}
+		got, err := fit.Length(l.Family, drawn(t, l, 40000))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !ok {
-			if i != len(want) {
-				t.Errorf("%d arrivals, want %d", i, len(want))
+		for _, c := range []struct {
+			name      string
+			got, want float64
+		}{{"mean", got.Mean, l.Mean}, {"cv", got.CV, l.CV}, {"p50", got.P50, l.P50}, {"p99", got.P99, l.P99}, {"share", got.Share, l.Share}, {"min", got.Min, l.Min}, {"alpha", got.Alpha, l.Alpha}} {
+			if c.want != 0 && math.Abs(c.got/c.want-1) > tolerance {
+				t.Errorf("%s: %s %v, want %v", l.Family, c.name, c.got, c.want)
 			}
-			return
-		}
-		if x.ArrivalUnixNS != 1000e9+want[i].ArrivalUnixNS || x.Drawn.V != formats.DrawnArrival {
-			t.Fatalf("arrival %d at %d, want %d", i, x.ArrivalUnixNS, want[i].ArrivalUnixNS)
 		}
 	}
-}
-
-// FuzzParse feeds the model reader: it may refuse, not fail, and what it takes can be generated.
-func FuzzParse(f *testing.F) {
-	good, err := json.Marshal(windowed())
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(good)
-	f.Add([]byte(`{"schema":1,"clients":[{"windows":[{"arrival":{"family":"poisson","rate_per_s":1},"lengths":{"input_law":{"family":"fixed","mean":1},"output_law":{"family":"table","values":[1,2]}}}]}]}`))
-	f.Add([]byte(`{"schema":1,"seconds":10,"clients":[{"windows":[{"start_s":0,"seconds":10}]}]}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := Parse(data)
-		if err != nil {
-			return
-		}
-		rows, err := m.Generate(Options{Seed: 1, Requests: 20, Seconds: 100})
-		if err != nil {
-			return
-		}
-		for range rows {
-		}
-	})
 }

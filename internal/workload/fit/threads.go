@@ -1,4 +1,4 @@
-package workload
+package fit
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"sort"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/workload"
 )
 
 const (
@@ -95,13 +96,13 @@ func (f *threadFit) tokens() float64 {
 const bytesPerToken = 4
 
 // done makes the tables, or nil where nothing is known.
-func (f *threadFit) done() *Threads {
+func (f *threadFit) done() *workload.Threads {
 	size := f.tokens()
 	bySession := f.named*2 > len(f.links)
 	if !(f.known && size >= 1) && !bySession {
 		return nil
 	}
-	t := &Threads{Sessions: bySession, CeilRule: f.h.PrefixBlockRule == "ceil"}
+	t := &workload.Threads{Sessions: bySession, CeilRule: f.h.PrefixBlockRule == "ceil"}
 	if f.known && size >= 1 {
 		t.BlockSize = int(math.Round(size))
 	}
@@ -155,10 +156,12 @@ func (f *threadFit) done() *Threads {
 	t.Fanout = significant(max(continued/max(float64(len(parents)), 1), 1), 6)
 	for first, blocks := range roots {
 		if share := begun[first] / max(threads, 1); blocks > 0 && share >= rootShare {
-			t.Roots = append(t.Roots, Root{Share: significant(share, 6), Blocks: blocks})
+			t.Roots = append(t.Roots, workload.Root{Share: significant(share, 6), Blocks: blocks})
 		}
 	}
-	slices.SortFunc(t.Roots, func(a, b Root) int { return cmp.Or(cmp.Compare(b.Share, a.Share), cmp.Compare(b.Blocks, a.Blocks)) })
+	slices.SortFunc(t.Roots, func(a, b workload.Root) int {
+		return cmp.Or(cmp.Compare(b.Share, a.Share), cmp.Compare(b.Blocks, a.Blocks))
+	})
 	t.Roots = t.Roots[:min(len(t.Roots), maxRoots)]
 	t.Rest = 1
 	for _, r := range t.Roots {
@@ -212,7 +215,7 @@ func condenseShares(sorted []float64, k int) []float64 {
 	for i, v := range sorted {
 		big[i] = v * 1e5
 	}
-	out := condense(big, k)
+	out := workload.Condense(big, k)
 	for i := range out {
 		out[i] = min(significant(out[i]/1e5, 5), 1)
 	}

@@ -1,0 +1,4 @@
+package fit
+
+// Likelihood is tested against a closed form.
+var Likelihood = likelihood
