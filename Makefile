@@ -51,5 +51,11 @@ bench-lag: ## how late requests leave at 100 to 5,000 a second, and in a burst
 bench-analyze: ## ten million exchanges summarized, beside DuckDB on the same file (needs python3 and network)
 	@bash samples/bench/analyze.sh
 
+gate-sim: ## how often the gate's rules and the classic ones are wrong, on drawn launches (about ten minutes; docs/GATE.md)
+	$(GO) run ./internal/experiment/gatesim -trials 2000
+
+gate-virtual: ## 400 gates on identical builds, 200 on slower ones and a few on each kind of change, on the simulated engine (about ten minutes)
+	SHADOWTAPE_GATES=400 $(GO) test -count 1 -timeout 0 -run '^TestGateVirtual$$' -v ./internal/experiment
+
 clean: ## remove what build and demo made
 	rm -rf bin demo

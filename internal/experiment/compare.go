@@ -242,7 +242,7 @@ func (r *Report) next() {
 		r.Next = append(r.Next, fmt.Sprintf("it would take %d more pairs to see a change of the tolerance's size: make the host quieter, or the runs longer", more))
 	case more > 0:
 		r.Next = append(r.Next, fmt.Sprintf("%d more pairs of fresh launches would see a change of the tolerance's size", more))
-	case r.Verdict == verdict.Inconclusive && r.Pairs == 1:
+	case r.Verdict == verdict.Inconclusive && r.Pairs < 5:
 		r.Next = append(r.Next, "at least 5 pairs of fresh launches; 3 with a history of A/A pairs")
 	}
 }

@@ -76,7 +76,8 @@ func withoutPort(command string) string {
 
 // id is a run's own name: the same run is the same wherever it is copied.
 func (m *Measured) id() string {
-	h := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %d %v", m.Manifest.TraceSHA256, m.Manifest.StartUnixNS, m.Manifest.EndUnixNS, m.Manifest.Seed, m.Manifest.Options["request_ids"]))
+	h := sha256.Sum256(fmt.Appendf(nil, "%s %s %d %d %d %v %v", m.Run.Label, m.Manifest.TraceSHA256, m.Manifest.StartUnixNS, m.Manifest.EndUnixNS, m.Manifest.Seed,
+		m.Manifest.Options["request_ids"], m.Run.Columns["ttft"]))
 	return hex.EncodeToString(h[:6])
 }
 

@@ -81,6 +81,9 @@ const DefaultAlpha = 0.02
 // equivalence is the one-sided level of the bound that says unchanged.
 const equivalence = 0.02
 
+// fewestPairs is how many pairs decide without a prior of A/A pairs.
+const fewestPairs = 5
+
 // power is what detectable changes and needed pairs are stated at.
 const power = 0.8
 
@@ -134,7 +137,8 @@ func Decide(base, candidate []*Run, o Options) ([]Finding, error) {
 			continue
 		}
 		past := o.Past[m.Name]
-		e := stats.Moderate(scaled(d, m.sign()), stats.PriorOf(past.AA))
+		prior := stats.PriorOf(past.AA)
+		e := stats.Moderate(scaled(d, m.sign()), prior)
 		var levels []float64
 		for _, r := range candidate {
 			if v := r.Level(m); !math.IsNaN(v) {
@@ -142,6 +146,7 @@ func Decide(base, candidate []*Run, o Options) ([]Finding, error) {
 			}
 		}
 		w := newRow(m, e, a, b, o.Alpha)
+		w.blind = prior.DF == 0 && len(d) < fewestPairs
 		for _, v := range d {
 			w.f.PairChangesPct = append(w.f.PairChangesPct, m.percent(v))
 		}
@@ -211,6 +216,7 @@ type row struct {
 	past    bool // there are bounds of a history
 	outside bool // the candidate stands outside them on the side of its change
 	fixed   bool
+	blind   bool // too few pairs to know their own deviation, and no prior
 }
 
 func scaled(d []float64, s float64) []float64 {
@@ -345,6 +351,8 @@ func (w *row) decide(sureWorse, sureBetter bool) {
 	upper, lower := w.e.Upper(equivalence), w.e.Lower(equivalence)
 	f := &w.f
 	switch {
+	case w.blind && !(w.e.SD == 0 && w.e.Mean == 0):
+		f.State, f.Why = Inconclusive, fmt.Sprintf("without A/A pairs in a history, fewer than %d pairs do not know their own deviation", fewestPairs)
 	case sureWorse && w.e.Mean >= least && allowed:
 		f.State = Regressed
 	case sureBetter && w.e.Mean <= -least && allowed:
@@ -361,8 +369,6 @@ func (w *row) decide(sureWorse, sureBetter bool) {
 	default:
 		f.State = Inconclusive
 		switch {
-		case math.IsNaN(w.e.SD):
-			f.Why = "one pair without a history says nothing of what differs from launch to launch"
 		case sureWorse && !allowed:
 			f.Why = "worse than its base, but within what the history of this series shows"
 		case sureBetter && !allowed:
