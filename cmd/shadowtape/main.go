@@ -62,6 +62,7 @@ var verbs = []func(*app) *cobra.Command{
 	analyzeCommand,
 	diffCommand,
 	gateCommand,
+	sweepCommand,
 	baselineCommand,
 	historyCommand,
 	gpusCommand,
