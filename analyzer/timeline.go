@@ -177,13 +177,16 @@ func (v intervals) ratio(part, whole func(*bin) float64) *[2]float64 {
 		}
 		return s / n // NaN where nothing was drawn
 	})
-	if math.IsNaN(lo) || math.IsInf(hi, 0) {
-		return nil
-	}
 	mean := sumOf(a) / sumOf(b)
 	wider := math.Sqrt(float64(k)/float64(k-1)) * stats.StudentT(1-(1-intervalConfidence)/2, float64(k-1)) / stats.NormalQuantile(1-(1-intervalConfidence)/2)
-	return &[2]float64{mean - (mean-lo)*wider, mean + (hi-mean)*wider}
+	out := [2]float64{mean - (mean-lo)*wider, mean + (hi-mean)*wider}
+	if !finite(out[0]) || !finite(out[1]) {
+		return nil // too few blocks, or a block without any of it
+	}
+	return &out
 }
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // independent joins neighboring blocks while the residuals of neighbors are correlated by more than chance, down to ten blocks.
 func independent(a, b []float64) (x, y []float64) {
