@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/gopacket"
@@ -243,6 +244,9 @@ func TestCaptureFiles(t *testing.T) {
 			}
 			if d := difference(clean[0], got[0], c.moved); d != "" {
 				t.Errorf("differs in %s:\nwant %+v\ngot  %+v", d, clean[0], got[0])
+			}
+			if drops := st.Notes["capture_drops"]; strings.HasPrefix(c.name, "pcapng") != (drops == 3 && len(st.Warnings) == 1) {
+				t.Errorf("%d drops, %q", drops, st.Warnings)
 			}
 			if st.Packets != 1034 {
 				t.Errorf("%d packets", st.Packets)

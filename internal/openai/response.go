@@ -385,11 +385,10 @@ func (r *Response) setKind(text []byte) { r.ev.kindN = copy(r.ev.kind[:], text) 
 
 // finishReason returns the vocabulary's word, "" for a reason that says that generation goes on.
 func finishReason(text []byte) string {
-	s := string(text)
-	if notFinished[s] {
+	if notFinished[string(text)] {
 		return ""
 	}
-	if w := finishReasons[s]; w != "" {
+	if w := finishReasons[string(text)]; w != "" {
 		return w
 	}
 	return "other"
