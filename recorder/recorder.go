@@ -1,11 +1,11 @@
 // Package recorder turns what passes on the wire into exchanges: packets to byte ranges with times, bytes to HTTP messages, messages to
 // rows without a word of their text. It never guesses: what was damaged is flagged, and everything that it met ends in one counter.
 //
-// A Source yields exchanges. Sources of packets drive an engine (packet after packet, one engine a worker), which decodes frames,
-// reassembles TCP and keeps one dialogue a connection. Sources that have the two byte streams of a connection already, such as a
-// proxy, drive a dialogue by themselves: newDialogue, then data(direction, bytes, time, flags) as bytes arrive, gap(direction, n) where some
-// are missing, close(direction, how, time) at the end. Either way the exchanges come out of the engine's emit in the order in which they
-// end.
+// A Source yields exchanges. Sources of packets drive an engine (packet after packet, one engine a worker, finish at the end), which
+// decodes frames, reassembles TCP, keeps one dialogue a connection and hands exchanges to its emit when the client has acknowledged them.
+// Sources that have the two byte streams of a connection already, such as a proxy, drive dialogues by themselves: newDialogue, then
+// data(direction, bytes, time, flags) as bytes arrive, gap(direction, n, truncated) where some are missing, close(direction, how, time) at the
+// end; the exchanges that have ended stand in the dialogue's over, to be taken and given to the engine's emitExchange.
 package recorder
 
 import (

@@ -30,7 +30,7 @@ type conversation struct {
 }
 
 // maxTurns is how many requests are remembered at most, in each of two generations.
-const maxTurns = 1 << 17
+const maxTurns = 1 << 16
 
 func newSessions() *sessions {
 	return &sessions{now: map[formats.Hash]*openTurns{}, named: map[formats.Hash]int32{}}
