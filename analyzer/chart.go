@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
@@ -350,28 +351,33 @@ func chartServer(r *Run, w *Window, c *Charts) error {
 		sum float64
 		n   float64
 	}
-	levels := map[quantity][]at{}
-	for sample, err := range r.serverSamples() {
-		if err != nil {
-			return r.readError(err)
+	levels := map[string][]at{}
+	names := map[string]string{promtext.KVUsage: "server_pages", promtext.Waiting: "server_waiting", promtext.Running: "server_running"}
+	err := r.readings(func(unixNS int64, _ string, all []promtext.Reading) {
+		if unixNS < w.FromUnixNS || unixNS > w.ToUnixNS {
+			return
 		}
-		q := quantityOf(sample)
-		if q != kvUsage && q != requestsWaiting && q != requestsRunning || sample.UnixNS < w.FromUnixNS || sample.UnixNS > w.ToUnixNS {
-			continue
+		i := min(int(float64(unixNS-w.FromUnixNS)/float64(w.ToUnixNS-w.FromUnixNS)*ChartBins), ChartBins-1)
+		for _, g := range all {
+			if names[g.Name] == "" {
+				continue
+			}
+			if levels[g.Name] == nil {
+				levels[g.Name] = make([]at, ChartBins)
+			}
+			levels[g.Name][i].sum += g.Value
+			levels[g.Name][i].n++
 		}
-		if levels[q] == nil {
-			levels[q] = make([]at, ChartBins)
-		}
-		i := min(int(float64(sample.UnixNS-w.FromUnixNS)/float64(w.ToUnixNS-w.FromUnixNS)*ChartBins), ChartBins-1)
-		levels[q][i].sum += sample.Value
-		levels[q][i].n++
+	})
+	if err != nil {
+		return err
 	}
-	for q, name := range map[quantity]string{kvUsage: "server_pages", requestsWaiting: "server_waiting", requestsRunning: "server_running"} {
-		if levels[q] == nil {
+	for quantity, name := range names {
+		if levels[quantity] == nil {
 			continue
 		}
 		p := make(Points, ChartBins)
-		for i, l := range levels[q] {
+		for i, l := range levels[quantity] {
 			p[i] = l.sum / l.n
 		}
 		c.Time[name] = p

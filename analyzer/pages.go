@@ -2,7 +2,6 @@ package analyzer
 
 import (
 	"slices"
-	"strconv"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/kv"
@@ -56,27 +55,20 @@ func findSizes(r *Run, given Sizes) (s Sizes, blockSource, pagesSource string, e
 		pagesSource = "flag"
 	}
 	if s.BlockSize == 0 || s.Pages == 0 {
-		engines := map[string]int64{}
+		engines := map[engineSeries]int64{}
 		block := 0
-		for sample, err := range r.serverSamples() {
-			if err != nil {
-				return s, "", "", r.readError(err)
+		err := r.readings(func(_ int64, target string, all []promtext.Reading) {
+			for _, g := range all {
+				switch g.Name {
+				case promtext.PageTokens:
+					block = int(g.Value)
+				case promtext.KVPagesTotal:
+					engines[engineSeries{g.Name, target, g.Engine}] = int64(g.Value)
+				}
 			}
-			if sample.Series != "vllm:cache_config_info" {
-				continue
-			}
-			key := sample.Target + sample.Labels
-			if _, seen := engines[key]; seen {
-				continue
-			}
-			size, _ := promtext.Label(sample.Labels, "block_size")
-			pages, _ := promtext.Label(sample.Labels, "num_gpu_blocks")
-			if n, err := strconv.Atoi(size); err == nil && n > 0 {
-				block = n
-			}
-			if n, err := strconv.ParseInt(pages, 10, 64); err == nil && n > 1 {
-				engines[key] = n - 1 // vLLM keeps one for nothing
-			}
+		})
+		if err != nil {
+			return s, "", "", err
 		}
 		if s.BlockSize == 0 && block > 0 {
 			s.BlockSize, blockSource = block, "server"
@@ -102,7 +94,7 @@ func findSizes(r *Run, given Sizes) (s Sizes, blockSource, pagesSource string, e
 	return s, blockSource, pagesSource, nil
 }
 
-func sumValues(m map[string]int64) (n int64) {
+func sumValues[K comparable](m map[K]int64) (n int64) {
 	for _, v := range m {
 		n += v
 	}

@@ -2,10 +2,9 @@ package analyzer
 
 import (
 	"math"
-	"sort"
-	"strings"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
@@ -20,7 +19,6 @@ type Server struct {
 	RunningMean   formats.Null[float64] `json:"running_mean"`
 	WaitingMean   formats.Null[float64] `json:"waiting_mean"`
 	WaitingPeak   formats.Null[float64] `json:"waiting_peak"`
-	PromptTokens  formats.Null[float64] `json:"prompt_tokens"`
 	OutputTokens  formats.Null[float64] `json:"output_tokens"`
 
 	ComputedTokens  formats.Null[float64] `json:"computed_tokens"`  // prompt tokens that no cache had
@@ -31,58 +29,9 @@ type Server struct {
 	gpu gpuFigures
 }
 
-// quantity is what a series means to us, whatever its server calls it.
-type quantity uint8
-
-const (
-	noQuantity quantity = iota
-	kvUsage
-	requestsRunning
-	requestsWaiting
-	prefixHits
-	prefixQueries
-	preemptions
-	promptTokens
-	outputTokens
-	computedTokens
-	iterationTokens
-	iterations
-)
-
-// serverSeries maps series to quantities, without "_total": counters appear with and without it. vLLM's names change with its versions.
-var serverSeries = map[string]quantity{
-	"vllm:kv_cache_usage_perc":      kvUsage,
-	"vllm:gpu_cache_usage_perc":     kvUsage,
-	"vllm:num_requests_running":     requestsRunning,
-	"vllm:num_requests_waiting":     requestsWaiting,
-	"vllm:prefix_cache_hits":        prefixHits,
-	"vllm:gpu_prefix_cache_hits":    prefixHits,
-	"vllm:prefix_cache_queries":     prefixQueries,
-	"vllm:gpu_prefix_cache_queries": prefixQueries,
-	"vllm:num_preemptions":          preemptions,
-	"vllm:prompt_tokens":            promptTokens,
-	"vllm:generation_tokens":        outputTokens,
-	"vllm:iteration_tokens_sum":     iterationTokens, // vllm:iteration_tokens_total is a histogram
-	"vllm:iteration_tokens_count":   iterations,
-	computedBySource:                computedTokens,
-}
-
-// computedBySource is labelled by where a prompt's tokens came from; only those that were computed count.
-const computedBySource = "vllm:prompt_tokens_by_source"
-
-// quantityOf says what a sample means to us; noQuantity where it means nothing.
-func quantityOf(s formats.ServerSample) quantity {
-	name := strings.Replace(s.Series, "_total", "", 1)
-	q := serverSeries[name]
-	if math.IsNaN(s.Value) || name == computedBySource && !strings.Contains(s.Labels, `source="local_compute"`) {
-		return noQuantity
-	}
-	return q
-}
-
-// series is one engine's one series over the window.
+// series is one engine's one canonical series over the window.
 type series struct {
-	quantity   quantity
+	counter    bool
 	lastAt     int64
 	last       float64
 	sum        float64 // counters: increase; gauges: value × seconds
@@ -93,41 +42,71 @@ type series struct {
 	increments int
 }
 
-// readServer walks the samples between two times (Unix ns). A gauge holds until its next sample; a counter that falls was reset and
+// readings turns the scraped pages into canonical readings, page by page in stored order; which server's names they were does not matter
+// beyond this.
+func (r *Run) readings(visit func(unixNS int64, target string, all []promtext.Reading)) error {
+	pages := map[string]*promtext.Page{}
+	times := map[string]int64{}
+	flush := func(target string) {
+		if p := pages[target]; p != nil && len(p.Samples) > 0 {
+			_, all := promtext.Read(*p)
+			visit(times[target], target, all)
+			p.Samples = p.Samples[:0]
+		}
+	}
+	for s, err := range r.serverSamples() {
+		if err != nil {
+			return r.readError(err)
+		}
+		if times[s.Target] != s.UnixNS {
+			flush(s.Target)
+			times[s.Target] = s.UnixNS
+		}
+		if pages[s.Target] == nil {
+			pages[s.Target] = &promtext.Page{}
+		}
+		pages[s.Target].Samples = append(pages[s.Target].Samples, promtext.Sample{Name: s.Series, Labels: s.Labels, Value: s.Value})
+	}
+	for _, target := range sortedKeys(pages) {
+		flush(target)
+	}
+	return nil
+}
+
+// engineSeries names a canonical series of one engine of one server.
+type engineSeries struct{ name, target, engine string }
+
+// readServer walks the readings between two times (Unix ns). A gauge holds until its next reading; a counter that falls was reset and
 // counts from zero.
 func readServer(r *Run, from, to int64) (Server, error) {
-	all := map[string]*series{}
+	all := map[engineSeries]*series{}
 	var s Server
-	for sample, err := range r.serverSamples() {
-		if err != nil {
-			return s, r.readError(err)
+	err := r.readings(func(at int64, target string, readings []promtext.Reading) {
+		for _, g := range readings {
+			key := engineSeries{g.Name, target, g.Engine}
+			x := all[key]
+			if x == nil {
+				x = &series{counter: g.Counter}
+				all[key] = x
+			}
+			x.add(at, g.Value, from, to)
+			if at >= from && at <= to {
+				s.Samples++
+			}
 		}
-		q := quantityOf(sample)
-		if q == noQuantity {
-			continue
-		}
-		key := sample.Target + "\x00" + sample.Series + "\x00" + sample.Labels
-		x := all[key]
-		if x == nil {
-			x = &series{quantity: q}
-			all[key] = x
-		}
-		x.add(sample.UnixNS, sample.Value, from, to)
-		if sample.UnixNS >= from && sample.UnixNS <= to {
-			s.Samples++
-		}
+	})
+	if err != nil {
+		return s, err
 	}
 	for _, x := range all {
 		x.hold(to, from, to)
 	}
 	s.fill(all)
-	var err error
-	s.gpu, err = readGPUs(r, from, to)
-	return s, err
+	return s, nil
 }
 
 func (x *series) add(at int64, v float64, from, to int64) {
-	if x.gauge() {
+	if !x.counter {
 		x.hold(at, from, to)
 		if at >= from && at <= to {
 			x.peak = max(x.peak, v)
@@ -145,7 +124,7 @@ func (x *series) add(at int64, v float64, from, to int64) {
 
 // hold adds the time that the last level stood, up to at.
 func (x *series) hold(at, from, to int64) {
-	if !x.seen || !x.gauge() {
+	if !x.seen || x.counter {
 		return
 	}
 	a, b := max(x.lastAt, from), min(at, to)
@@ -159,33 +138,13 @@ func (x *series) hold(at, from, to int64) {
 	x.levels.Add(x.last, uint32(min(ns/1e6+1, math.MaxUint32)))
 }
 
-func (x *series) gauge() bool {
-	return x.quantity == kvUsage || x.quantity == requestsRunning || x.quantity == requestsWaiting
-}
-
-// fill turns series into figures: counters and queue lengths are summed over engines and targets, page usage is the fullest engine's.
-// A quantity that a server reports under two names at once is taken from one of them.
-func (s *Server) fill(all map[string]*series) {
-	byName := map[quantity]map[string][]*series{}
+// fill turns series into figures: counters and queue lengths are summed over engines and servers, page usage is the fullest engine's.
+func (s *Server) fill(all map[engineSeries]*series) {
+	byName := map[string][]*series{}
 	for key, x := range all {
-		name := strings.SplitN(key, "\x00", 3)[1]
-		if byName[x.quantity] == nil {
-			byName[x.quantity] = map[string][]*series{}
-		}
-		byName[x.quantity][name] = append(byName[x.quantity][name], x)
+		byName[key.name] = append(byName[key.name], x)
 	}
-	pick := func(q quantity) []*series {
-		names := make([]string, 0, len(byName[q]))
-		for n := range byName[q] {
-			names = append(names, n)
-		}
-		sort.Slice(names, func(i, j int) bool { return preferred(names[i]) < preferred(names[j]) })
-		if len(names) == 0 {
-			return nil
-		}
-		return byName[q][names[0]]
-	}
-	for _, x := range pick(kvUsage) {
+	for _, x := range byName[promtext.KVUsage] {
 		if x.seconds == 0 {
 			continue
 		}
@@ -197,8 +156,8 @@ func (s *Server) fill(all map[string]*series) {
 		s.Engines++
 		s.KVUsagePeak = formats.Of(max(s.KVUsagePeak.V, x.peak))
 	}
-	mean := func(q quantity) (mean, peak formats.Null[float64]) {
-		for _, x := range pick(q) {
+	mean := func(name string) (mean, peak formats.Null[float64]) {
+		for _, x := range byName[name] {
 			if x.seconds > 0 {
 				mean = formats.Of(mean.V + x.sum/x.seconds)
 				peak = formats.Of(peak.V + x.peak)
@@ -206,37 +165,25 @@ func (s *Server) fill(all map[string]*series) {
 		}
 		return mean, peak
 	}
-	s.RunningMean, _ = mean(requestsRunning)
-	s.WaitingMean, s.WaitingPeak = mean(requestsWaiting)
-	increase := func(q quantity) (v formats.Null[float64]) {
-		for _, x := range pick(q) {
+	s.RunningMean, _ = mean(promtext.Running)
+	s.WaitingMean, s.WaitingPeak = mean(promtext.Waiting)
+	increase := func(name string) (v formats.Null[float64]) {
+		for _, x := range byName[name] {
 			if x.increments > 0 {
 				v = formats.Of(v.V + x.sum)
 			}
 		}
 		return v
 	}
-	s.Preemptions = increase(preemptions)
-	s.PromptTokens = increase(promptTokens)
-	s.OutputTokens = increase(outputTokens)
-	s.ComputedTokens = increase(computedTokens)
-	if n := increase(iterations); n.Valid && n.V > 0 {
-		s.IterationTokens = formats.Of(increase(iterationTokens).V / n.V)
+	s.Preemptions = increase(promtext.Preemptions)
+	s.OutputTokens = increase(promtext.DecodeTokens)
+	s.ComputedTokens = increase(promtext.PrefillTokens)
+	if n := increase(promtext.Iterations); n.Valid && n.V > 0 {
+		s.IterationTokens = formats.Of(increase(promtext.IterationTokens).V / n.V)
 	}
-	if q := increase(prefixQueries); q.Valid && q.V > 0 {
-		if h := increase(prefixHits); h.Valid {
+	if q := increase(promtext.PrefixQueries); q.Valid && q.V > 0 {
+		if h := increase(promtext.PrefixHits); h.Valid {
 			s.PrefixHitRate = formats.Of(h.V / q.V)
-			if !s.ComputedTokens.Valid && s.PromptTokens.Valid {
-				s.ComputedTokens = formats.Of(s.PromptTokens.V - h.V)
-			}
 		}
 	}
-}
-
-// preferred orders two names of one quantity: the current one before the deprecated.
-func preferred(name string) string {
-	if strings.HasPrefix(name, "vllm:gpu_") {
-		return "~" + name
-	}
-	return name
 }
