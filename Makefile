@@ -10,7 +10,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-nvml sim-image gpu-check demo test race lint fuzz bench-analyze bench-accuracy bench-lag clean
+.PHONY: help build build-nvml sim-image gpu-check demo test race lint fuzz bench-record bench-analyze bench-accuracy bench-lag clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,17 @@ lint: ## gofmt, vet, staticcheck, and a build without cgo
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
 	CGO_ENABLED=0 $(GO) build ./...
+
+FUZZTIME ?= 30s
+
+fuzz: ## run every fuzz target for FUZZTIME (30s each; docs/FUZZING.md)
+	@set -e; git grep -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go' | while IFS=: read -r file target; do \
+		echo "$$(dirname $$file) $${target#func }"; \
+		$(GO) test "./$$(dirname $$file)" -run '^$$' -fuzz "^$${target#func }$$" -fuzztime $(FUZZTIME); \
+	done
+
+bench-record: ## packets a CPU second of `record --pcap` on a made capture (SHADOWTAPE_BENCH_MB=1024 for 1 GB)
+	$(GO) test ./recorder -run '^$$' -bench RecordFile
 
 bench-accuracy: ## the replayer's own error: its times against the simulator's emission log, at 1 to 1,000 streams
 	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -run TestBenchAccuracy -v ./cmd/shadowtape
