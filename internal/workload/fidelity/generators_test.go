@@ -7,9 +7,11 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/shadowtape/shadowtape/formats"
@@ -119,48 +121,68 @@ func compareGenerators(t *testing.T, name string, rows []*formats.Exchange, h fo
 				label += ", ticks kept"
 			}
 			row(t, &b, label, truth, &e, real, m, keep, seeds)
+			t.Log(b.String())
+			b.Reset()
 		}
 	}
-	t.Log(b.String())
+
 }
 
 // row runs one generator over all seeds and writes its medians.
 func row(t *testing.T, b *strings.Builder, label string, truth *Load, e *Engine, real map[float64]Served, m *workload.Model, keep bool, seeds int) {
-	var reports []Report
+	reports := make([]Report, seeds)
 	fifo, served := map[float64][]float64{}, map[float64][]float64{}
-	var pages, switches []float64
-	for seed := range seeds {
+	for _, load := range loads {
+		fifo[load], served[load] = make([]float64, seeds), make([]float64, seeds)
+	}
+	pages, switches := make([]float64, seeds), make([]float64, seeds)
+	one := func(seed int) {
 		generated, err := m.Generate(workload.Options{Seed: uint64(seed + 1), KeepQuantum: keep})
 		if err != nil {
-			t.Fatal(err)
+			t.Error(err)
+			return
 		}
 		var rows []*formats.Exchange
-		for x, err := range generated {
-			if err != nil {
-				t.Fatal(err)
-			}
+		for x := range generated {
 			rows = append(rows, x)
 		}
-		l := read(t, rows)
-		r, err := Compare(truth, l)
+		l, err := Read(of(rows))
 		if err != nil {
-			t.Fatal(err)
+			t.Error(err)
+			return
 		}
-		reports = append(reports, r)
+		if reports[seed], err = Compare(truth, l); err != nil {
+			t.Error(err)
+			return
+		}
 		for _, load := range loads {
-			fifo[load] = append(fifo[load], stats.Quantile(l.FIFOLike(truth, load), 0.99)/stats.Quantile(truth.FIFO(load), 0.99))
+			fifo[load][seed] = stats.Quantile(l.FIFOLike(truth, load), 0.99) / stats.Quantile(truth.FIFO(load), 0.99)
 			s, err := e.Serve(t.Context(), of(rows), load)
 			if err != nil {
-				t.Fatal(err)
+				t.Error(err)
+				return
 			}
 			q := Ratio(load, real[load], s)
-			served[load] = append(served[load], q.TTFTp99)
+			served[load][seed] = q.TTFTp99
 			if load == 0.7 {
-				pages, switches = append(pages, q.Pages), append(switches, q.Switches)
+				pages[seed], switches[seed] = q.Pages, q.Switches
 			}
 		}
 	}
-	of := func(pick func(r Report) float64) float64 {
+	var all sync.WaitGroup
+	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for seed := range seeds {
+		slots <- struct{}{}
+		all.Go(func() {
+			one(seed)
+			<-slots
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	middle := func(pick func(r Report) float64) float64 {
 		v := make([]float64, len(reports))
 		for i, r := range reports {
 			v[i] = pick(r)
@@ -168,11 +190,11 @@ func row(t *testing.T, b *strings.Builder, label string, truth *Load, e *Engine,
 		return median(v)
 	}
 	fmt.Fprintf(b, "| %s | %.3f | %.3f | %.3f | %.3f | %.3f | %.3g / %.3g / %.3g / %.3g | %.3g | %.3g / %.3g | %.2f | %.3f | %.2f / %.2f / %.2f | %.2f / %.2f / %.2f | %.2f | %.2f |\n", label,
-		of(func(r Report) float64 { return r.Gaps.KS }), of(func(r Report) float64 { return r.Input.KS }), of(func(r Report) float64 { return r.Output.KS }),
-		of(func(r Report) float64 { return r.Input.Wasserstein }), of(func(r Report) float64 { return r.Joint.V }),
-		of(func(r Report) float64 { return r.B.IDC["1s"].V }), of(func(r Report) float64 { return r.B.IDC["10s"].V }), of(func(r Report) float64 { return r.B.IDC["60s"].V }), of(func(r Report) float64 { return r.B.IDC["300s"].V }),
-		of(func(r Report) float64 { return r.B.MeanLengthRatio.V }), of(func(r Report) float64 { return r.B.WorkIDC["10s"].V }), of(func(r Report) float64 { return r.B.WorkIDC["60s"].V }), of(func(r Report) float64 { return r.B.WorkLag1.V }),
-		of(func(r Report) float64 { return r.Hits.Or(math.NaN()) }),
+		middle(func(r Report) float64 { return r.Gaps.KS }), middle(func(r Report) float64 { return r.Input.KS }), middle(func(r Report) float64 { return r.Output.KS }),
+		middle(func(r Report) float64 { return r.Input.Wasserstein }), middle(func(r Report) float64 { return r.Joint.V }),
+		middle(func(r Report) float64 { return r.B.IDC["1s"].V }), middle(func(r Report) float64 { return r.B.IDC["10s"].V }), middle(func(r Report) float64 { return r.B.IDC["60s"].V }), middle(func(r Report) float64 { return r.B.IDC["300s"].V }),
+		middle(func(r Report) float64 { return r.B.MeanLengthRatio.V }), middle(func(r Report) float64 { return r.B.WorkIDC["10s"].V }), middle(func(r Report) float64 { return r.B.WorkIDC["60s"].V }), middle(func(r Report) float64 { return r.B.WorkLag1.V }),
+		middle(func(r Report) float64 { return r.Hits.Or(math.NaN()) }),
 		median(fifo[0.5]), median(fifo[0.7]), median(fifo[0.85]), median(served[0.5]), median(served[0.7]), median(served[0.85]), median(pages), median(switches))
 }
 
