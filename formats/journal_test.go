@@ -318,7 +318,7 @@ func TestMaxAge(t *testing.T) {
 		if rotate(); segments() != 1 {
 			t.Error("closed too early")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if rotate(); segments() != 2 {
 			t.Error("not closed")
 		}

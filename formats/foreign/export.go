@@ -13,9 +13,10 @@ import (
 // Target is one foreign format that a trace can be exported to.
 type Target struct {
 	Name    string
-	Summary string // what reads it, in a line
-	Fields  string // what is written
-	Hint    string // how the tool is told what its file does not say; %d is the size of a block
+	Summary string           // what reads it, in a line
+	Fields  string           // what is written
+	Hint    string           // how the tool is told what its file does not say; %d is the size of a block
+	columns []formats.Column // that are written; nil is all of them
 	open    func(*output) (formats.Encoder, func() error, error)
 }
 
@@ -73,7 +74,7 @@ func Export(ctx context.Context, f Target, t *formats.Trace, w io.Writer, o Expo
 	if err != nil {
 		return r, fmt.Errorf("export %s: %w", t.Name, err)
 	}
-	for x, err := range t.All() {
+	for x, err := range t.All(f.columns...) {
 		if err != nil {
 			return r, err
 		}

@@ -11,36 +11,44 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 )
 
+// lengths are the columns of formats that hold arrivals and lengths, and what decides whether a row is part of the load.
+var lengths = []formats.Column{formats.ColPhase, formats.ColArrival, formats.ColInputTokens, formats.ColOutputTokens, formats.ColPrefixBlocks, formats.ColPrefixTailTokens, formats.ColSessionID}
+
 // exporters is the table of formats that can be written.
 var exporters = []Target{
 	{
 		Name: "mooncake", Summary: "Mooncake's JSON lines: Mooncake, AIPerf, Dynamo, SGLang",
-		Fields: "timestamp (ms), input_length, output_length, hash_ids",
-		Hint:   "blocks of %d tokens",
-		open:   mooncakeLines(mooncakeForm{unit: 1e6}),
+		Fields:  "timestamp (ms), input_length, output_length, hash_ids",
+		Hint:    "blocks of %d tokens",
+		open:    mooncakeLines(mooncakeForm{unit: 1e6}),
+		columns: lengths,
 	},
 	{
 		Name: "vllm-timed-trace", Summary: "vllm bench serve --dataset-name timed_trace",
-		Fields: "timestamp (s), input_length, output_length, hash_ids; prompts that share nothing get ids of their own",
-		Hint:   "vllm bench serve --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size %d --ignore-eos",
-		open:   mooncakeLines(mooncakeForm{unit: 1e9, fresh: true}),
+		Fields:  "timestamp (s), input_length, output_length, hash_ids; prompts that share nothing get ids of their own",
+		Hint:    "vllm bench serve --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size %d --ignore-eos",
+		open:    mooncakeLines(mooncakeForm{unit: 1e9, fresh: true}),
+		columns: lengths,
 	},
 	{
 		Name: "aiperf", Summary: "AIPerf's mooncake_trace with sessions",
-		Fields: "timestamp (ms), input_length, output_length, hash_ids, session_id",
-		Hint:   "aiperf profile --input-file FILE --custom-dataset-type mooncake_trace --fixed-schedule --isl-block-size %d",
-		open:   mooncakeLines(mooncakeForm{unit: 1e6, sessions: true}),
+		Fields:  "timestamp (ms), input_length, output_length, hash_ids, session_id",
+		Hint:    "aiperf profile --input-file FILE --custom-dataset-type mooncake_trace --fixed-schedule --isl-block-size %d",
+		open:    mooncakeLines(mooncakeForm{unit: 1e6, sessions: true}),
+		columns: lengths,
 	},
 	{
 		Name: "guidellm", Summary: "GuideLLM's trace_synthetic",
-		Fields: "timestamp (s), input_length, output_length",
-		Hint:   "guidellm run --profile kind=replay --data kind=trace_synthetic,source.kind=json_file,source.path=FILE",
-		open:   mooncakeLines(mooncakeForm{unit: 1e9, noBlocks: true}),
+		Fields:  "timestamp (s), input_length, output_length",
+		Hint:    "guidellm run --profile kind=replay --data kind=trace_synthetic,source.kind=json_file,source.path=FILE",
+		open:    mooncakeLines(mooncakeForm{unit: 1e9, noBlocks: true}),
+		columns: lengths,
 	},
 	{
 		Name: "inference-perf", Summary: "inference-perf's trace replay (Azure CSV)",
-		Fields: "TIMESTAMP, ContextTokens, GeneratedTokens; always seven digits of a second",
-		open:   azureCSV,
+		Fields:  "TIMESTAMP, ContextTokens, GeneratedTokens; always seven digits of a second",
+		open:    azureCSV,
+		columns: lengths,
 	},
 	{
 		Name: "csv", Summary: "every column, for spreadsheets and data frames",
