@@ -417,4 +417,14 @@ func (r *Response) lists() {
 	case x.EventChoice == nil && len(x.EventGapUS) > 0:
 		x.EventChoice = make([]int32, len(x.EventGapUS))
 	}
+	if r.several && x.EventTokens != nil && x.ChoiceOutputTokens == nil && !r.lost {
+		per, sum := make([]int64, len(r.choices)), int64(0)
+		for i, n := range x.EventTokens {
+			per[x.EventChoice[i]] += int64(n)
+			sum += int64(n)
+		}
+		if sum == x.OutputTokens.V {
+			x.ChoiceOutputTokens = per
+		}
+	}
 }
