@@ -128,6 +128,7 @@ const (
 	ErrorNoTokens    = "no_tokens"         // a complete answer that held no token
 	ErrorMaxInFlight = "max_in_flight"     // not sent: as many requests as allowed were in flight
 	ErrorPrompt      = "prompt"            // not sent: no body could be made for it
+	ErrorUnsaid      = "error"             // an imported file says that it failed, and not how
 	ErrorStateful    = "stateful"          // not sent: it continues what only the recorded server holds (previous_response_id, conversation)
 )
 

@@ -46,7 +46,7 @@ func openAIBatch(in *input) (formats.Decoder, error) {
 		case row.Response != nil:
 			return batchAnswer(x, string(row.Response.StatusCode), row.Response.Body, in)
 		case row.Error != nil:
-			x.ErrorKind = "error"
+			x.ErrorKind = formats.ErrorUnsaid
 			return nil
 		case len(row.Body) > 0:
 			return batchRequest(x, &l, row.URL, row.Body, in)

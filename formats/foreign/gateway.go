@@ -48,7 +48,7 @@ func liteLLM(in *input) (formats.Decoder, error) {
 		x.CorrelationID = in.hash.of("request", r.text("request_id"))
 		x.InputTokens, x.OutputTokens = r.count("prompt_tokens"), r.count("completion_tokens")
 		if status := strings.ToLower(r.text("status")); status == "failure" || status == "error" {
-			x.ErrorKind = "error"
+			x.ErrorKind = formats.ErrorUnsaid
 			x.InputTokens, x.OutputTokens = unlessZero(x.InputTokens), unlessZero(x.OutputTokens)
 		} else if ended {
 			x.EndReason = formats.EndComplete
@@ -156,7 +156,7 @@ func langfuse(in *input) (formats.Decoder, error) {
 		}
 		sampling(x, parameters)
 		if strings.EqualFold(r.text("level"), "ERROR") {
-			x.ErrorKind = "error"
+			x.ErrorKind = formats.ErrorUnsaid
 			x.InputTokens, x.OutputTokens = unlessZero(x.InputTokens), unlessZero(x.OutputTokens)
 		} else if ended {
 			x.EndReason = formats.EndComplete

@@ -218,7 +218,7 @@ func (o *otelReader) exchange(s otelSpan, x *formats.Exchange) error {
 	case s.failed && strings.Contains(strings.ToLower(a.text("error.type")), "timeout"):
 		x.ErrorKind, x.EndReason = formats.ErrorTimeout, formats.EndTimeout
 	case s.failed:
-		x.ErrorKind = "error"
+		x.ErrorKind = formats.ErrorUnsaid
 	case s.ended:
 		x.EndReason = formats.EndComplete
 	}

@@ -185,7 +185,7 @@ func failed(x *formats.Exchange, status formats.Null[int32], timeout bool) {
 	case timeout:
 		x.ErrorKind, x.EndReason = formats.ErrorTimeout, formats.EndTimeout
 	default:
-		x.ErrorKind = "error"
+		x.ErrorKind = formats.ErrorUnsaid
 	}
 }
 
