@@ -3,6 +3,7 @@ package history
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -64,7 +65,12 @@ func (db *DB) Check(metrics []verdict.Metric) []Alert {
 					rest = append(rest, a)
 				}
 			}
-			if d := s.Drift(m); d.Past || d.CUSUM {
+			stepped := func(worse bool) bool { // an open step says it already
+				return slices.ContainsFunc(open, func(a Alert) bool {
+					return a.Series == s.ID && a.Metric == m.Name && a.Kind == "change" && a.Worse == worse
+				})
+			}
+			if d := s.Drift(m); (d.Past || d.CUSUM) && !stepped(d.Worse) {
 				a := Alert{Series: s.ID, Team: s.Team, Metric: m.Name, Kind: "drift", Worse: d.Worse, ShiftPct: shift(m, d.Now-d.Anchor), Since: d.Since, Confirmed: d.Past && d.CUSUM}
 				a.Text = a.describe()
 				if a.Open() {

@@ -357,7 +357,7 @@ func (t *Table) scatter() template.HTML {
 		}
 		return 0
 	})
-	const width, height, left, bottom, top, right = 860, 320, 70, 40, 12, 20
+	const width, height, left, bottom, top, right = 860, 320, 70, 40, 20, 20
 	x0, x1, y0, y1 := math.Inf(1), 0.0, math.Inf(1), 0.0
 	for _, p := range points {
 		x0, x1, y0, y1 = min(x0, p.x), max(x1, p.x), min(y0, p.y), max(y1, p.y)
@@ -373,7 +373,7 @@ func (t *Table) scatter() template.HTML {
 		v := x1 * float64(i) / 4
 		fmt.Fprintf(b, `<line class="grid" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/><text class="axis" x="%.1f" y="%d" text-anchor="middle">%.4g</text>`, px(v), px(v), top, height-bottom, px(v), height-bottom+16, v)
 		u := y0 * math.Pow(y1/y0, float64(i)/4)
-		fmt.Fprintf(b, `<line class="grid" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="axis" x="%d" y="%.1f" text-anchor="end">%.3g ms</text>`, left, width-right, py(u), py(u), left-6, py(u)+4, u)
+		fmt.Fprintf(b, `<line class="grid" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="axis" x="%d" y="%.1f" text-anchor="end">%s</text>`, left, width-right, py(u), py(u), left-6, py(u)+4, latency(u))
 	}
 	path := ""
 	for _, p := range points {
@@ -389,8 +389,19 @@ func (t *Table) scatter() template.HTML {
 		}
 		fmt.Fprintf(b, `<circle class="%s" cx="%.1f" cy="%.1f" r="5"><title>%s: %.4g tokens/s, %.4g ms</title></circle>`, class, px(p.x), py(p.y), template.HTMLEscapeString(p.name), p.x, p.y)
 	}
-	fmt.Fprintf(b, `<text class="axis" x="%d" y="%d" text-anchor="end">output tokens/s →</text><text class="axis" x="%d" y="%d">↑ median TTFT (logarithmic)</text></svg>`, width-right, height-4, left+4, top+10)
+	fmt.Fprintf(b, `<text class="axis" x="%d" y="%d" text-anchor="end">output tokens/s →</text><text class="axis" x="%d" y="%d">↑ median TTFT (logarithmic)</text></svg>`, width-right, height-4, left, top-4)
 	return template.HTML(b.String())
+}
+
+// latency is a time of the chart's axis.
+func latency(ms float64) string {
+	switch {
+	case ms >= 1000:
+		return fmt.Sprintf("%.1f s", ms/1000)
+	case ms >= 10:
+		return fmt.Sprintf("%.0f ms", ms)
+	}
+	return fmt.Sprintf("%.2g ms", ms)
 }
 
 var page = template.Must(template.New("sweep").Parse(`<!doctype html>
@@ -400,7 +411,7 @@ var page = template.Must(template.New("sweep").Parse(`<!doctype html>
 @media (prefers-color-scheme:dark){:root{--fg:#e6e6e6;--bg:#15181b;--soft:#9aa3ad;--line:#2c3136;--card:#1c2024;--bad:#ef7070;--best:#6fb0f7}}
 body{font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:960px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}p{color:var(--soft);margin:.2rem 0}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}th,td{border:1px solid var(--line);padding:.3rem .55rem;text-align:right}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}th,td{border:1px solid var(--line);padding:.3rem .55rem;text-align:right;white-space:nowrap}
 th{background:var(--card);font-weight:600}.wide{overflow-x:auto}.error{color:var(--bad);text-align:left}.maps{display:flex;flex-wrap:wrap;gap:1.2rem}
 .maps td{min-width:5.2em}caption{text-align:left;font-weight:600;padding:.2rem 0}svg{width:100%;height:auto}.grid{stroke:var(--line)}.axis{fill:var(--soft);font-size:11px}
 .dot{fill:var(--soft)}.dot.best{fill:var(--best)}.front{fill:none;stroke:var(--best);stroke-width:1.5}
