@@ -16,9 +16,12 @@ import (
 
 // JobOptions describe a whole replay: a trace, targets, and a run directory.
 type JobOptions struct {
-	Trace  *formats.Trace
+	Trace  *formats.Trace // what is replayed …
+	Source *Source        // … or this; one of the two
 	Client ClientOptions
 	Out    string // the run directory to make
+	// Replace says that an existing run directory is no error of Prepare: the caller removes it before Run, when nothing can be refused any more.
+	Replace bool
 
 	Model     string           // "": the first that the target lists
 	Endpoint  formats.Endpoint // of rows that do not say theirs; "": completions where the targets take token ids, else chat
@@ -61,8 +64,8 @@ type JobOptions struct {
 // Validate reports every setting that cannot work.
 func (o JobOptions) Validate() error {
 	errs := []error{o.Client.Validate(), o.WarmRule.Validate()}
-	if o.Trace == nil {
-		errs = append(errs, errors.New("no trace is given"))
+	if (o.Trace == nil) == (o.Source == nil) {
+		errs = append(errs, errors.New("neither a trace nor another source is given, or both"))
 	}
 	if o.Out == "" {
 		errs = append(errs, errors.New("no run directory is given"))
@@ -147,7 +150,7 @@ func Prepare(ctx context.Context, o JobOptions) (*Job, error) {
 		return nil, err
 	}
 	o.Selection.Seed = o.Seed
-	if _, err := os.Stat(o.Out); err == nil {
+	if _, err := os.Stat(o.Out); err == nil && !o.Replace {
 		return nil, fmt.Errorf("create run %s: %w", o.Out, os.ErrExist)
 	}
 	c, err := NewClient(o.Client)
@@ -217,7 +220,7 @@ func (j *Job) prepare(ctx context.Context) error {
 		pl.Warnings = append(pl.Warnings, fmt.Sprintf("the server is %s: output lengths cannot be forced, max_tokens is all that is sent", dialect.Name))
 	}
 	po := PromptOptions{Seed: j.o.Seed, Model: pl.Model, Endpoint: endpoint, TokenIDs: pl.TokenIDs, Dialect: dialect, Natural: j.o.Natural, Greedy: j.o.Greedy, TokensPerByte: j.perByte}
-	h := j.o.Trace.Header
+	h := j.o.header()
 	if h.PrefixBlockSize > 0 && (h.PrefixBlockUnit == "tokens" || h.PrefixBlockUnit == "bytes") {
 		po.BlockUnit, po.BlockSize, po.BlockRule = h.PrefixBlockUnit, h.PrefixBlockSize, h.PrefixBlockRule
 	}
@@ -253,7 +256,7 @@ func (j *Job) prepare(ctx context.Context) error {
 		j.bodies, j.prompter = b, b
 		pl.Warnings = append(pl.Warnings, fmt.Sprintf("%d literal bodies are sent as they are", b.Len()))
 	}
-	j.sha, err = j.o.Trace.SHA256()
+	j.sha, err = j.o.sha256()
 	return err
 }
 
@@ -277,7 +280,7 @@ func (j *Job) Run(ctx context.Context, live *Live) (formats.Manifest, error) {
 	if err != nil {
 		return m, err
 	}
-	w.SetHeader(j.o.Trace.Header)
+	w.SetHeader(j.o.header())
 	node, _ := os.Hostname() // unknown is unknown
 	end := func(*formats.Manifest) {}
 	if j.o.Beside != nil {

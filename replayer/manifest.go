@@ -52,7 +52,7 @@ func (j *Job) manifest(ids string) formats.Manifest {
 	}
 	return formats.Manifest{
 		Schema: 1, Label: label, ToolVersion: o.ToolVersion, Command: o.Command, Kind: "replay", StartUnixNS: time.Now().UnixNano(), Seed: o.Seed,
-		TracePath: filepath.Base(filepath.Clean(o.Trace.Name)), TraceSHA256: j.sha, Targets: j.Plan.Targets, Model: j.Plan.Model, Options: opts,
+		TracePath: filepath.Base(filepath.Clean(o.name())), TraceSHA256: j.sha, Targets: j.Plan.Targets, Model: j.Plan.Model, Options: opts,
 		Environment: j.environment(), Warnings: j.Plan.Warnings,
 	}
 }

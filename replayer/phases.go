@@ -38,7 +38,7 @@ func (j *Job) phases(ctx context.Context, m *formats.Manifest, w Sink, ids, node
 	if o.Users > 0 {
 		sel.Duration = 0 // ends the users, not the requests that they take from
 	}
-	rows := func() Schedule { return sel.Apply(FromTrace(o.Trace), j.Plan.Speed) }
+	rows := func() Schedule { return sel.Apply(o.rows(), j.Plan.Speed) }
 	if o.Warmup > 0 || o.WarmupTime > 0 {
 		s := MaxRequests(Until(rows(), o.WarmupTime), o.Warmup)
 		wo := base
@@ -144,7 +144,7 @@ func (j *Job) saturate(ctx context.Context, w Sink, ids string, base Options, ne
 		so.Turns, so.Users, so.End, so.Drain, so.Ramp = false, users, each, time.Millisecond, min(each/8, time.Second)
 		so.RequestIDs, so.FirstID = ids+"-saturate", next
 		start := time.Now()
-		st, err := j.other(ctx, "saturate"+string(rune(users)), asWarmup(Loop(j.o.Selection.part(FromTrace(j.o.Trace)), 0)), w, so)
+		st, err := j.other(ctx, "saturate"+string(rune(users)), asWarmup(Loop(j.o.Selection.part(j.o.rows()), 0)), w, so)
 		next += st.Warmup.Scheduled
 		if err != nil || st.Interrupted {
 			return c, err

@@ -14,14 +14,14 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 	sel := &j.o.Selection
 	columns := []formats.Column{formats.ColExchangeID, formats.ColArrival, formats.ColPhase, formats.ColArrivalIndex, formats.ColInputTokens, formats.ColOutputTokens, formats.ColEndpoint,
 		formats.ColServerID, formats.ColTenantID, formats.ColRequestModel, formats.ColSessionID, formats.ColSourceID, formats.ColToolCount, formats.ColImageCount}
-	h := j.o.Trace.Header
+	h := j.o.header()
 	bytes := h.PrefixBlockUnit == "bytes"
 	if bytes {
 		columns = append(columns, formats.ColPrefixBlocks, formats.ColPrefixTailTokens)
 	}
 	pl := &j.Plan
 	var err error
-	if pl.Quantum, err = quantum(j.o.Trace); err != nil {
+	if pl.Quantum, err = j.o.quantum(); err != nil {
 		return err
 	}
 	if j.o.SpreadTicks {
@@ -32,13 +32,13 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 	} else if pl.Quantum >= 100*time.Millisecond {
 		pl.Warnings = append(pl.Warnings, fmt.Sprintf("the trace's clock ticks every %v, so arrivals come in bursts that were none (--spread uniform)", pl.Quantum))
 	}
-	rows := fromTrace(j.o.Trace, columns...)
+	rows := j.o.rows(columns...)
 	if pl.Speed = sel.Speed; pl.Speed == 0 {
 		pl.Speed = 1
 	}
 	if sel.Rate > 0 {
 		if pl.Speed, err = speedFor(sel.part(rows), sel.Rate); err != nil {
-			return fmt.Errorf("plan the replay of %s: %w", j.o.Trace.Name, err)
+			return fmt.Errorf("plan the replay of %s: %w", j.o.name(), err)
 		}
 	}
 	pl.Endpoints = map[formats.Endpoint]int64{}
@@ -88,7 +88,7 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 		pl.Duration, pl.PeakRate = sel.Duration, 0
 	}
 	if pl.Requests == 0 {
-		return fmt.Errorf("plan the replay of %s: no request of the trace falls into it", j.o.Trace.Name)
+		return fmt.Errorf("plan the replay of %s: no request of the trace falls into it", j.o.name())
 	}
 	if prompt > 0 {
 		j.perByte = tokens / prompt

@@ -22,6 +22,7 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/internal/term"
+	"github.com/shadowtape/shadowtape/internal/workload"
 	"github.com/shadowtape/shadowtape/replayer"
 )
 
@@ -50,7 +51,7 @@ type replayFlags struct {
 func replayCommand(a *app) *cobra.Command {
 	var o replayFlags
 	c := &cobra.Command{
-		Use:   "replay TRACE --target URL | --deploy FILE -o RUN",
+		Use:   "replay TRACE|WORKLOAD.json --target URL | --deploy FILE -o RUN",
 		Short: "Send a trace's requests to a candidate, open loop, and measure what comes back",
 		Long: `Replay sends the requests of a trace, or of an earlier run, at their recorded times, whatever the candidate does. Prompts are made up
 to the recorded length and prefix structure; output lengths are forced where the server can. It writes a run directory: every exchange,
@@ -142,12 +143,21 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 	if err != nil {
 		return usageError(err, "shadowtape replay --help")
 	}
-	t, err := formats.Open(where)
-	if err != nil {
-		return err
+	if strings.HasSuffix(where, ".json") {
+		in, err := openRequests(where, workload.Options{Seed: uint64(o.seed), Rate: o.rate, Seconds: o.duration.Seconds() * o.speed, Requests: o.maxRequests})
+		if err != nil {
+			return err
+		}
+		jo.Selection.Rate = 0 // it is generated at that rate
+		jo.Source = &replayer.Source{Name: where, Header: in.header, Rows: in.all}
+	} else {
+		t, err := formats.Open(where)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, t.Close()) }()
+		jo.Trace = t
 	}
-	defer func() { err = errors.Join(err, t.Close()) }()
-	jo.Trace = t
 	if change != nil {
 		change(&jo)
 	}
@@ -157,8 +167,10 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 	if err := jo.Validate(); err != nil {
 		return usageError(err, "shadowtape replay --help")
 	}
-	if err := clearRun(o.out, o.force); err != nil {
-		return err
+	if o.force {
+		if err := replaceable(o.out); err != nil {
+			return err
+		}
 	}
 	j, err := replayer.Prepare(ctx, jo)
 	if err != nil {
@@ -174,6 +186,9 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 	if j.Plan.Duration > longRun && !c.Flags().Changed("duration") {
 		return usageError(fmt.Errorf("replay %s: it would take %v", where, j.Plan.Duration.Round(time.Second)), "more than an hour wants an explicit --duration, or --speed")
 	}
+	if err := clearRun(o.out, o.force); err != nil { // nothing is refused from here on
+		return err
+	}
 	var live replayer.Live
 	bar := term.NewBar(a.err, j.Plan.Requests, func() (int64, string) { return progress(&live) })
 	m, err := j.Run(ctx, &live)
@@ -187,7 +202,7 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 // options turns the flags into the replayer's.
 func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOptions, error) {
 	jo := replayer.JobOptions{
-		Out: o.out, Model: o.model, Dialect: o.dialect, Seed: o.seed, MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
+		Out: o.out, Replace: o.force, Model: o.model, Dialect: o.dialect, Seed: o.seed, MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
 		Client: replayer.ClientOptions{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}},
 	}
 	var errs []error
@@ -386,6 +401,14 @@ func clearRun(where string, force bool) error {
 	if !force {
 		return nil
 	}
+	if err := replaceable(where); err != nil {
+		return err
+	}
+	return os.RemoveAll(where)
+}
+
+// replaceable says why what stands at a place may not be replaced by a run: it is something else than a run.
+func replaceable(where string) error {
 	if _, err := os.Stat(where); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -398,7 +421,7 @@ func clearRun(where string, force bool) error {
 			return fmt.Errorf("replace run %s: it is not a run", where)
 		}
 	}
-	return os.RemoveAll(where)
+	return nil
 }
 
 // printPlan says what is about to happen.

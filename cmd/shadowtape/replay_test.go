@@ -310,3 +310,23 @@ func TestReplayPhases(t *testing.T) {
 		t.Errorf("a flag that does not exist: exit %d, %s", code, errs)
 	}
 }
+
+// A workload model is replayed without a trace between; and --force removes nothing before the target has been seen.
+func TestReplayWorkload(t *testing.T) {
+	url, _ := startSim(t, "--profile", "instant")
+	trace := smallTrace(t, 400, 20*time.Millisecond, nil)
+	model, where := filepath.Join(t.TempDir(), "w.json"), filepath.Join(t.TempDir(), "run")
+	if code, _, errs := shadowtape(t, "fit", trace, "-o", model); code != exitGood {
+		t.Fatalf("fit: exit %d, %s", code, errs)
+	}
+	code, out, errs := shadowtape(t, "replay", model, "--target", url, "-o", where, "--rate", "100", "--max-requests", "50", "--allow-invalid")
+	if code != exitGood || !strings.Contains(out, "completed 50") {
+		t.Fatalf("exit %d: %s%s", code, out, errs)
+	}
+	if code, _, errs = shadowtape(t, "replay", trace, "--target", "http://127.0.0.1:1", "-o", where, "--force"); code != exitFailed {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	if m, rows := readRun(t, where); m.Requests.Completed != 50 || len(rows) != 50 {
+		t.Errorf("the old run is gone, though nothing replaced it: %+v", m.Requests)
+	}
+}
