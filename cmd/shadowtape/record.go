@@ -11,7 +11,9 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -109,6 +111,11 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 		}
 	}
 	h := formats.Header{ToolVersion: readBuildInfo().Version, SourceKind: "pcap", TimeBase: "absolute", Clock: formats.ClockPacket}
+	var names []string
+	for _, n := range o.pcaps {
+		names = append(names, filepath.Base(n))
+	}
+	h.Source = strings.Join(names, " ")
 	if l.sample < 1 {
 		h.SamplingFraction = l.sample
 	}
