@@ -105,11 +105,17 @@ type Diff struct {
 	Metrics    []Change `json:"metrics"`
 	Warnings   []string `json:"warnings"`
 
+	Differences []Difference `json:"differences"` // of the environments, what is served first
+
 	Cost *FleetCost `json:"cost,omitempty"`
 }
 
 // ErrIncomparable is what Compare's error wraps where two runs are of different traffic.
 var ErrIncomparable = errors.New("different traffic")
+
+// ErrOtherGPU is what Compare's error wraps where the two candidates had GPUs of different models: no figure of one says anything about
+// the other's software.
+var ErrOtherGPU = errors.New("different GPU models")
 
 // Compare says whether the candidate is worse than the base. Requests are matched on their place in the schedule, so that what a
 // request asks for cancels out; intervals resample blocks of time, since neighbors share a queue. One run a side speaks for these two
@@ -123,7 +129,10 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 		return Diff{}, fmt.Errorf("compare %d with %d runs: one run a side is what this comparison takes", len(base), len(candidate))
 	}
 	a, b := base[0], candidate[0]
-	d := Diff{Schema: 1, Method: "matched requests, block bootstrap over time, within one run a side", Confidence: o.Confidence, Warnings: []string{}, Metrics: []Change{}}
+	if p, q := gpuModel(a.Manifest), gpuModel(b.Manifest); p != q && p != "" && q != "" && !o.AllowInvalid {
+		return Diff{}, fmt.Errorf("compare %s with %s: %w: %s and %s", a.Label, b.Label, ErrOtherGPU, p, q)
+	}
+	d := Diff{Differences: Differences(a.Manifest, b.Manifest), Schema: 1, Method: "matched requests, block bootstrap over time, within one run a side", Confidence: o.Confidence, Warnings: []string{}, Metrics: []Change{}}
 	sa, err := Summarize(a, Options{SLO: o.SLO, NoModels: true})
 	if err != nil {
 		return d, err
@@ -138,6 +147,9 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 		return d, err
 	}
 	d.Pairs, d.Blocks = len(m.pairs), m.blocks
+	if p := placement(a.Manifest, b.Manifest); p != "" {
+		d.Warnings = append(d.Warnings, p)
+	}
 	d.Warnings = append(d.Warnings, m.warnings...)
 	for _, i := range pairedMetrics {
 		d.Metrics = append(d.Metrics, m.compare(i, o)...)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"strings"
 )
 
 // Text writes the comparison for a terminal: verdict first, at most 25 lines of 80 columns.
@@ -19,6 +20,14 @@ func (d Diff) Text(w io.Writer) error {
 	}
 	line("base       %s (%s), %s sent, %s failed", base.Label, base.Kind, count(base.Requests.Sent), count(base.Requests.Failed))
 	line("candidate  %s (%s), %s sent, %s failed", candidate.Label, candidate.Kind, count(candidate.Requests.Sent), count(candidate.Requests.Failed))
+	for i, x := range d.Differences {
+		if i == 3 {
+			line("differs    in %d more (--json)", len(d.Differences)-i)
+			break
+		}
+		was, is := x.words()
+		line("differs    %s: %s, now %s", strings.TrimPrefix(x.What, "deployment."), was, is)
+	}
 	line("%s matched requests; %.0f %% intervals within one run a side", count(int64(d.Pairs)), d.Confidence*100)
 	fmt.Fprintln(b)
 	line("%-18s %5s %8s %8s %9s  %-16s %s", "", "", "base", "candidate", "change", "interval", "")

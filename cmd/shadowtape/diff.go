@@ -79,6 +79,9 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 			if errors.Is(err, analyzer.ErrIncomparable) {
 				err = withHint(err, fmt.Sprintf("replay one trace against both, or compare %s with its own replay", args[0]))
 			}
+			if errors.Is(err, analyzer.ErrOtherGPU) {
+				err = withHint(err, "compare runs on one model of GPU; --allow-invalid compares all the same")
+			}
 			if err != nil {
 				return err
 			}
