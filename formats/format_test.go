@@ -87,7 +87,7 @@ func TestSize(t *testing.T) {
 		{"recording", 64, recorded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			const rows = 50_000
+			const rows = 30_000
 			dir := filepath.Join(t.TempDir(), "t")
 			write(t, dir, rows, SegmentOptions{}, c.make)
 			per := float64(size(t, dir)) / rows

@@ -28,7 +28,7 @@ func TestJournalRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want []*Exchange
-	for i := range 500 {
+	for i := range 200 {
 		x := randomExchange(r)
 		x.ExchangeID = int64(i)
 		want = append(want, x)
@@ -54,7 +54,7 @@ func TestJournalRoundTrip(t *testing.T) {
 	if !reflect.DeepEqual(want, got) {
 		t.Error(cmp.Diff(want, got))
 	}
-	for range 200 { // cut anywhere: whole rows before the cut, nothing else
+	for range 100 { // cut anywhere: whole rows before the cut, nothing else
 		n := r.IntN(len(whole))
 		i := 0
 		_, _, _, err := readJournal(whole[:n], func(x *Exchange) error {
@@ -381,7 +381,7 @@ func (f smallAppend) Write(b []byte) (int, error) {
 // TestDiskFull: rows are refused by name while the disk is full and taken when it has room again; none that was taken is lost, whether
 // the disk fills between rows or when a segment is closed.
 func TestDiskFull(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range uint64(4) {
 		where := filepath.Join(t.TempDir(), "t")
 		if err := os.Mkdir(where, 0o777); err != nil {
 			t.Fatal(err)
@@ -491,7 +491,7 @@ func TestKilled(t *testing.T) {
 	where := filepath.Join(t.TempDir(), "t")
 	r := rand.New(rand.NewPCG(9, 9))
 	reported := map[int64]bool{}
-	rounds := 12
+	rounds := 8
 	if testing.Short() {
 		rounds = 5
 	}

@@ -98,7 +98,7 @@ func readAll(t *testing.T, where string, columns ...Column) []*Exchange {
 func TestRoundTrip(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var xs []*Exchange
-	for range 5000 {
+	for range 2500 {
 		xs = append(xs, randomExchange(r))
 	}
 	for _, c := range []struct {
@@ -107,8 +107,8 @@ func TestRoundTrip(t *testing.T) {
 		segments    int
 	}{
 		{"one file", "a.parquet", SegmentOptions{MaxRows: 10}, 1},
-		{"segments by rows", "a", SegmentOptions{MaxRows: 999}, 6},
-		{"segments by bytes", "b", SegmentOptions{MaxBytes: 1 << 20}, 3},
+		{"segments by rows", "a", SegmentOptions{MaxRows: 499}, 6},
+		{"segments by bytes", "b", SegmentOptions{MaxBytes: 1 << 19}, 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			where := filepath.Join(t.TempDir(), c.where)
@@ -131,11 +131,11 @@ func TestRoundTrip(t *testing.T) {
 func TestScanAgreesWithAll(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	var xs []*Exchange
-	for range 8_000 {
+	for range 3_000 {
 		xs = append(xs, randomExchange(r))
 	}
 	where := filepath.Join(t.TempDir(), "t")
-	writeAll(t, where, Header{}, SegmentOptions{MaxRows: 1_500}, xs)
+	writeAll(t, where, Header{}, SegmentOptions{MaxRows: 700}, xs)
 	tr, err := Open(where)
 	if err != nil {
 		t.Fatal(err)
