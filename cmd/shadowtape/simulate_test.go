@@ -121,6 +121,7 @@ func TestCalibrateASimulation(t *testing.T) {
 	if code := run(t.Context(), []string{"calibrate", in, "-o", filepath.Join(dir, "x.json")}, strings.NewReader(""), &stdout, &errs); code != exitFailed || !strings.Contains(errs.String(), "0 of 200") {
 		t.Errorf("a trace without times: exit %d, %s", code, errs.String())
 	}
+	checkDocumented(t, "calibrate", must(t, "calibrate", out, "-o", filepath.Join(dir, "y.json"), "--max-requests", "60", "--json"))
 	if code := run(t.Context(), []string{"calibrate", out, "-o", profile}, strings.NewReader(""), &stdout, &errs); code != exitFailed || !strings.Contains(errs.String(), "--force") {
 		t.Errorf("overwriting: exit %d, %s", code, errs.String())
 	}

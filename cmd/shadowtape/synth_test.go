@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -63,8 +65,51 @@ func TestSynthFitSynthAndCompare(t *testing.T) {
 	if report.Schema != 1 || report.Input.KS != 0 || len(report.Queue) != 3 || report.Queue[2].Ratio != 1 {
 		t.Errorf("a trace against itself: %+v", report)
 	}
+	checkDocumented(t, "inspect A B", must(t, "inspect", first, second, "--json"))
 	if out := must(t, "simulate", model, "--duration", "1m", "-o", sim); !strings.Contains(out, "completed") {
 		t.Errorf("simulate says %s", out)
+	}
+}
+
+// checkDocumented compares a JSON answer's keys with the section of docs/CLI_JSON.md that describes it.
+func checkDocumented(t *testing.T, heading, answer string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/CLI_JSON.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(page), "\n## "+heading+"\n")
+	if !found {
+		t.Fatalf("docs/CLI_JSON.md has no section %q", heading)
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	var documented []string
+	for line := range strings.Lines(section) {
+		if cells := strings.Split(line, "|"); len(cells) > 2 {
+			for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
+				documented = append(documented, m[1])
+			}
+		}
+	}
+	var doc any
+	if err := json.Unmarshal([]byte(answer), &doc); err != nil {
+		t.Fatal(err)
+	}
+	printed := map[string]bool{}
+	keys(doc, "", printed)
+	for k := range printed {
+		if !slices.ContainsFunc(documented, func(d string) bool { return covers(d, k) }) {
+			t.Errorf("%s prints %q, which docs/CLI_JSON.md does not have", heading, k)
+		}
+	}
+	for _, d := range documented {
+		used := false
+		for k := range printed {
+			used = used || covers(d, k)
+		}
+		if !used && !strings.HasSuffix(d, "?") {
+			t.Errorf("docs/CLI_JSON.md has %s %q, which is not printed", heading, d)
+		}
 	}
 }
 
