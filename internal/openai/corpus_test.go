@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bufio"
+	"bytes"
 	"flag"
 	"fmt"
 	"net/http"
@@ -143,5 +144,17 @@ func TestBigEvents(t *testing.T) {
 	r.End(2, true)
 	if !x.FirstTokenNS.Valid || x.ErrorKind != "" || allocated > 20 {
 		t.Errorf("%v allocations, %s", allocated, show(x))
+	}
+}
+
+// TestManyLines: what lines end with costs nothing that grows with the square of what is read at once.
+func TestManyLines(t *testing.T) {
+	x := &formats.Exchange{Endpoint: formats.EndpointChat}
+	r := NewResponse(x, http.StatusOK, "text/event-stream")
+	r.Write(bytes.Repeat([]byte(":\r"), 4<<20), 1, 0)
+	r.Write([]byte("data: {\"choices\":[{\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\r\r"), 2, 0)
+	r.End(3, true)
+	if x.FirstTokenNS.V != 2 || x.ErrorKind != "" {
+		t.Error(show(x))
 	}
 }

@@ -37,29 +37,34 @@ func (l *eventLines) write(p []byte, flags int32) {
 	if l.skip && l.state == lineIgnore && (bytes.HasPrefix(p, []byte("data:")) || bytes.HasPrefix(p, []byte("event:"))) {
 		l.skip, l.state = false, lineStart // what was lost ended with an event
 	}
-	for len(p) > 0 {
+	newline := -1 // position of the next \n, len(p) where there is none: found once, also where \r ends the lines
+	for pos := 0; pos < len(p); {
 		if l.afterCR {
 			l.afterCR = false
-			if p[0] == '\n' {
-				p = p[1:]
+			if p[pos] == '\n' {
+				pos++
 				continue
 			}
 		}
-		end := bytes.IndexByte(p, '\n')
-		if end < 0 {
-			end = len(p)
+		if newline < pos {
+			if newline = bytes.IndexByte(p[pos:], '\n'); newline >= 0 {
+				newline += pos
+			} else {
+				newline = len(p)
+			}
 		}
-		if cr := bytes.IndexByte(p[:end], '\r'); cr >= 0 {
-			end = cr
+		end := newline
+		if cr := bytes.IndexByte(p[pos:end], '\r'); cr >= 0 {
+			end = pos + cr
 		}
 		l.toEnd = end < len(p)
-		l.line(p[:end])
+		l.line(p[pos:end])
 		if end == len(p) {
 			return
 		}
 		l.afterCR = p[end] == '\r'
-		p = p[end+1:]
-		if l.lineEnd(); len(p) > 0 {
+		pos = end + 1
+		if l.lineEnd(); pos < len(p) {
 			l.to.ev.flags |= flags // an event that begins here is touched by what these bytes are
 		}
 	}
