@@ -1,21 +1,52 @@
 package analyzer
 
-import "testing"
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"testing"
 
-// TestIntervalsOfLittle asks for intervals where there is next to nothing to resample: an answer or none, never NaN.
-func TestIntervalsOfLittle(t *testing.T) {
-	for n := range 8 {
-		for _, fill := range []float64{0, 1} {
-			v := intervals{blocks: make([]*bin, n), draws: 100}
-			for i := range v.blocks {
-				v.blocks[i] = &bin{}
-				if i%3 == 0 {
-					v.blocks[i].counts[countSent] = fill
-				}
-			}
-			got := v.ratio(func(b *bin) float64 { return b.counts[countSent] }, func(b *bin) float64 { return b.counts[countSent] })
-			if got != nil && (!finite(got[0]) || !finite(got[1])) {
-				t.Errorf("%d blocks of %v: %v", n, fill, *got)
+	"github.com/shadowtape/shadowtape/formats"
+)
+
+// TestDegenerateRuns summarizes and compares runs of hardly anything, at one instant, of one value, far apart: each has a JSON document,
+// in which undefined is null. JSON refuses NaN and infinity, so a figure that is one fails here.
+func TestDegenerateRuns(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 7))
+	for _, spacing := range []int64{0, 1, 1e3, 1e6, 1e9, 3600e9} {
+		for _, n := range []int{0, 1, 2, 3, 5, 17, 64, 200} {
+			for _, same := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%d rows %d ns apart, same %t", n, spacing, same), func(t *testing.T) {
+					runs := make([]*Run, 2)
+					for k := range runs {
+						var xs []*formats.Exchange
+						for i := range int64(n) {
+							x := randomExchange(r, i+1)
+							if same && i > 0 {
+								c := *xs[0]
+								c.ExchangeID, c.ArrivalIndex = i+1, formats.Of(i)
+								x = &c
+							}
+							x.ArrivalUnixNS = 1e18 + i*spacing
+							xs = append(xs, x)
+						}
+						runs[k] = RunOf(fmt.Sprint("run", k), &formats.Manifest{Valid: true}, xs, nil)
+						s, err := Summarize(runs[k], Options{})
+						if err != nil {
+							t.Fatal(err)
+						}
+						if _, err := json.Marshal(Document{Runs: []Summary{s}}); err != nil {
+							t.Error(err)
+						}
+					}
+					d, err := Compare(runs[:1], runs[1:], CompareOptions{})
+					if err != nil {
+						return // refusing to compare is an answer
+					}
+					if _, err := json.Marshal(d); err != nil {
+						t.Error(err)
+					}
+				})
 			}
 		}
 	}
