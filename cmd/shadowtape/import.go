@@ -11,11 +11,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/formats/foreign"
+	"github.com/shadowtape/shadowtape/internal/term"
 )
 
 func importCommand(a *app) *cobra.Command {
@@ -74,7 +76,9 @@ Formats:
 				return err
 			}
 			defer done()
+			bar := progressOf(a.err, sources)
 			r, err := foreign.Import(c.Context(), f, sources, out, formats.Header{ToolVersion: readBuildInfo().Version}, o)
+			bar.End()
 			for _, w := range r.Warnings {
 				fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(w))
 			}
@@ -170,4 +174,35 @@ func (a *app) sources(names []string) ([]foreign.Source, func(), error) {
 		sources = append(sources, foreign.Source{Name: filepath.Base(n), R: f})
 	}
 	return sources, done, nil
+}
+
+// counted counts what is read of a file.
+type counted struct {
+	io.Reader
+	n *atomic.Int64
+}
+
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+// progressOf shows how far the reading of files has come, where their sizes are known.
+func progressOf(w io.Writer, sources []foreign.Source) *term.Bar {
+	var total int64
+	read := &atomic.Int64{}
+	for i, s := range sources {
+		f, ok := s.R.(*os.File)
+		if !ok {
+			return nil
+		}
+		info, err := f.Stat()
+		if err != nil || !info.Mode().IsRegular() {
+			return nil
+		}
+		total += info.Size()
+		sources[i].R = counted{f, read}
+	}
+	return term.NewBar(w, total, func() (int64, string) { return read.Load(), "" })
 }
