@@ -86,7 +86,7 @@ func (e *engine) packet(p *packet) {
 	if e.heldBytes > e.o.MaxHeld {
 		e.relieve()
 	}
-	if !c.dead && c.half[0].bytes+c.half[1].bytes > e.o.MaxHeldEach {
+	if !c.dead && (c.half[0].bytes+c.half[1].bytes > e.o.MaxHeldEach || len(c.half[0].held) > maxSegments || len(c.half[1].held) > maxSegments) {
 		e.stats.Notes["over_memory"]++
 		c.flush(e)
 	}

@@ -16,14 +16,17 @@ type heldSegment struct {
 	flags int32
 }
 
-const heldOverhead = 80 // bytes that a held segment costs beside its data
+const (
+	heldOverhead = 80   // bytes that a held segment costs beside its data
+	maxSegments  = 4096 // held for one direction
+)
 
 // hold keeps a copy of a segment that cannot be delivered yet. Bytes that are held already win over later ones.
 func (c *conn) hold(e *engine, from int, s heldSegment) {
 	h := &c.half[from]
-	i := 0
-	for i < len(h.held) && diff(h.held[i].seq, s.seq) < 0 {
-		i++
+	i := len(h.held) // nearly always the last
+	for i > 0 && diff(h.held[i-1].seq, s.seq) >= 0 {
+		i--
 	}
 	if i > 0 {
 		p := &h.held[i-1]

@@ -303,6 +303,59 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// TestTinySegments: a sender that floods with one-byte segments from the end backwards costs no more than its share of memory and time.
+func TestTinySegments(t *testing.T) {
+	var xs []*formats.Exchange
+	e := testEngine(&xs)
+	e.o.MaxHeld, e.o.MaxHeldEach = 64<<20, 64<<20
+	var out []frame
+	k := newTalk(&out, 3)
+	k.noAcks = true
+	k.open(1)
+	start := k.seq[client]
+	for i := range 20000 {
+		k.seq[client] = start + uint32(40000-2*i)
+		k.packet(int64(10+i), client, tcpACK, []byte{'x'})
+	}
+	most := 0
+	for _, f := range out {
+		e.packet(&packet{data: f.data, at: f.at, orig: len(f.data), link: linkEthernet})
+		for _, c := range e.conns {
+			most = max(most, len(c.half[0].held), len(c.half[1].held))
+		}
+	}
+	e.finish()
+	checkEmpty(e)
+	if most > maxSegments+1 || len(xs) != 0 {
+		t.Errorf("%d segments held, %d rows", most, len(xs))
+	}
+}
+
+// TestConnectionLimit: beyond the limit the longest silent connections go, those with an open exchange last.
+func TestConnectionLimit(t *testing.T) {
+	var xs []*formats.Exchange
+	e := testEngine(&xs) // holds 64 connections
+	var out []frame
+	for n := range 300 {
+		k := newTalk(&out, n+1)
+		k.open(int64(n+1) * 1e6)
+		if n == 5 {
+			k.send(int64(n+1)*1e6+1000, client, []byte(question()))
+		}
+	}
+	for _, f := range out {
+		e.packet(&packet{data: f.data, at: f.at, orig: len(f.data), link: linkEthernet})
+	}
+	if e.count > 64 || e.stats.Notes["connections_evicted"] < 200 || len(xs) != 0 {
+		t.Errorf("%d connections, %v, %d rows", e.count, e.stats.Notes, len(xs))
+	}
+	e.finish()
+	checkEmpty(e)
+	if len(xs) != 1 || xs[0].EndReason != formats.EndCaptureCut {
+		t.Errorf("%d rows", len(xs))
+	}
+}
+
 // TestCaptureWindow cuts captures at random places: whatever is cut, no row is silently wrong.
 func TestCaptureWindow(t *testing.T) {
 	frames := traffic(17, 15, 3, 20)
