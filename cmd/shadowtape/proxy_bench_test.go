@@ -23,6 +23,7 @@ import (
 var (
 	proxyStreams = flag.Int("proxy-streams", 0, "streams of TestBenchProxy; 0: it does not run")
 	proxyRounds  = flag.Int("proxy-rounds", 3, "rounds of TestBenchProxy")
+	proxyBinary  = flag.String("proxy-binary", "", "the program for TestBenchProxy (default: it is built)")
 	proxyTime    = flag.Duration("proxy-time", 8*time.Second, "length of each of its measurements")
 )
 
@@ -85,7 +86,7 @@ func benchClient(address string, delay time.Duration, end time.Time) (all benchT
 		return all, err
 	}
 	defer c.Close()
-	time.Sleep(delay)
+	time.Sleep(time.Second + delay) // all have connected by then
 	r := bufio.NewReaderSize(c, 4096)
 	request := fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(benchBody), benchBody)
 	number := func(line []byte, key string) int64 {
@@ -180,11 +181,14 @@ func TestBenchProxy(t *testing.T) {
 	}
 	server, recorder, front := freeAddress(t), freeAddress(t), freeAddress(t)
 	start("PROXY_BENCH_SERVER="+server, os.Args[0], "-test.run=^TestBenchServer$", "-test.timeout=1h")
-	binary := filepath.Join(dir, "shadowtape")
-	build := exec.Command("go", "build", "-o", binary, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v %s", err, out)
+	binary := *proxyBinary
+	if binary == "" {
+		binary = filepath.Join(dir, "shadowtape")
+		build := exec.Command("go", "build", "-o", binary, ".")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
 	}
 	ways := []struct {
 		name, address string
@@ -217,7 +221,7 @@ func TestBenchProxy(t *testing.T) {
 			if w.process != nil {
 				_, before = usage(w.process.Process.Pid)
 			}
-			end := time.Now().Add(*proxyTime)
+			end := time.Now().Add(time.Second + *proxyTime)
 			var mu sync.Mutex
 			var wg sync.WaitGroup
 			for s := range *proxyStreams {
