@@ -1,6 +1,7 @@
 package recorder
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -51,6 +52,18 @@ var mutations = []mutation{
 				out = append(out, d)
 			}
 		}
+		return out, 0
+	}},
+	{"sent again", func(rng *rand.Rand, in []frame, share float64) (out []frame, moved int64) {
+		out = slices.Clone(in)
+		for _, f := range in {
+			if len(payloadOf(f)) > 0 && rng.Float64() < share { // a retransmission timer later, with an IP id of its own
+				again := frame{f.at + 2e8, slices.Clone(f.data)}
+				again.data[18] ^= 0x55
+				out = append(out, again)
+			}
+		}
+		slices.SortStableFunc(out, func(a, b frame) int { return cmp.Compare(a.at, b.at) })
 		return out, 0
 	}},
 	{"split", func(rng *rand.Rand, in []frame, share float64) (out []frame, moved int64) {
