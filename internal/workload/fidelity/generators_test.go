@@ -23,8 +23,8 @@ import (
 
 // TestGeneratorsAgainstTraces makes the tables of docs/WORKLOADS.md: each generator against each real trace. It needs the traces
 // (SHADOWTAPE_AZURE2023 names the directory of the two Azure files, SHADOWTAPE_MOONCAKE the conversation file) and minutes;
-// SHADOWTAPE_GENERATORS names the traces to compare (conv, code, mooncake or all), SHADOWTAPE_SEEDS the number of seeds, 20 unless told
-// otherwise. Run it with -v -timeout 60m.
+// SHADOWTAPE_GENERATORS names the traces to compare (conv, code, mooncake or all), SHADOWTAPE_MODELS a part of the names of generators (all
+// unless told otherwise), SHADOWTAPE_SEEDS the number of seeds (20). Run it with -v -timeout 60m.
 func TestGeneratorsAgainstTraces(t *testing.T) {
 	azureDir, mooncakeFile := os.Getenv("SHADOWTAPE_AZURE2023"), os.Getenv("SHADOWTAPE_MOONCAKE")
 	which := os.Getenv("SHADOWTAPE_GENERATORS")
@@ -111,7 +111,11 @@ func compareGenerators(t *testing.T, name string, rows []*formats.Exchange, h fo
 		real[0.5].TTFTp99, real[0.7].TTFTp99, real[0.85].TTFTp99)
 	fmt.Fprintf(&b, "| generator | KS gaps | KS in | KS out | W in | joint | IDC 1/10/60/300 s | drift | work IDC 10/60 s | work lag-1 | hits | p99 TTFT, FIFO .5/.7/.85 | p99 TTFT, engine .5/.7/.85 | pages | switches |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	names, models := generators(t, rows, h)
+	only := os.Getenv("SHADOWTAPE_MODELS")
 	for i, m := range models {
+		if only != "" && !strings.Contains(names[i], only) {
+			continue
+		}
 		for _, keep := range []bool{false, true} {
 			if keep && (m.Quantum == 0 || i < 2) {
 				continue
