@@ -26,7 +26,7 @@ select count(ttft), avg(ttft), stddev_pop(ttft), quantile_cont(ttft, [0.5, 0.9, 
        count(e2el) filter (end_reason = 'complete'), avg(e2el), stddev_pop(e2el), quantile_cont(e2el, [0.5, 0.9, 0.95, 0.99]), max(e2el)
 from m
 """ % trace
-DUCK = "import duckdb,json,sys; c=duckdb.connect(); c.execute('set threads=2'); print(json.dumps(c.execute(sys.argv[1]).fetchone(), default=float))"
+DUCK = "import duckdb,json,sys; c=duckdb.connect(); c.execute('set threads=2'); c.execute('set enable_progress_bar=false'); print(json.dumps(c.execute(sys.argv[1]).fetchone(), default=float))"
 
 def timed(cmd):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
