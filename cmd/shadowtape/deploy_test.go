@@ -420,6 +420,51 @@ func TestReplayDeploysContainer(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(run, "candidate.log")); err != nil || len(b) == 0 {
 		t.Errorf("log %q %v", b, err)
 	}
+	// A matrix starts a fresh container for each cell; one that never gets healthy is a failed row.
+	file := write(t, filepath.Join(dir, "cell.yaml"), `
+name: cell
+image: shadowtape-sim:latest
+pull: never
+command: [sim, --listen, ":${port}", --profile, instant, --ttft, "${matrix.ttft}", --itl, 1ms]
+dialect: sim
+health: {path: "${matrix.path}", timeout: 8s, interval: 50ms}
+stop: 2s
+`)
+	matrix := write(t, filepath.Join(dir, "matrix.yaml"), "deploy: cell.yaml\nmatrix: {input: [16], output: [4], rate: [50], ttft: [1ms, 30ms], path: [/health, /never]}\nexclude: [{ttft: 30ms, path: /never}]\nrequests: 20\n")
+	code, out, errs = separately(t, path, env, "sweep", matrix, "-o", filepath.Join(dir, "sweep"), "--json")
+	var table struct {
+		Results []struct {
+			Values  map[string]string
+			Error   string
+			Figures map[string]float64
+			Run     string
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &table); err != nil || len(table.Results) != 3 {
+		t.Fatalf("exit %d, %v\n%s%s", code, err, out, errs)
+	}
+	ids := map[string]bool{}
+	for _, r := range table.Results {
+		if r.Values["path"] == "/never" {
+			if !strings.Contains(r.Error, "is not healthy after 8s") {
+				t.Errorf("%+v", r)
+			}
+			continue
+		}
+		if r.Error != "" || r.Figures["ttft_p50"] <= 0 {
+			t.Errorf("%+v", r)
+		}
+		m := manifest(t, filepath.Join(dir, "sweep", r.Run))
+		ids[fmt.Sprint(m.Targets, m.StartUnixNS)] = true
+		if c := fmt.Sprint(m.Environment["deployment"].(map[string]any)["command"]); !strings.Contains(c, "--ttft "+r.Values["ttft"]) {
+			t.Errorf("%s", c)
+		}
+	}
+	if len(ids) != 2 {
+		t.Errorf("launches %v", ids)
+	}
+	nothing()
+	os.Remove(file)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
 		half := filepath.Join(dir, s.String())
 		cmd := exec.Command(path, "replay", trace, "--deploy", "../../samples/deploy/sim.yaml", "-o", half, "--allow-invalid")
