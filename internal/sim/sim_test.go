@@ -441,10 +441,11 @@ func TestFaultSharesAreSeeded(t *testing.T) {
 	}
 	count := map[string]int{}
 	for n := range uint64(20000) {
-		if f.draw(1, n) != f.draw(1, n) {
-			t.Fatal("a draw changed")
+		kind := f.draw(1, n)
+		if again := f.draw(1, n); again != kind {
+			t.Fatalf("a draw changed from %q to %q", kind, again)
 		}
-		count[f.draw(1, n)]++
+		count[kind]++
 	}
 	if count["http429"] < 1850 || count["http429"] > 2150 || count["reset"] < 900 || count["reset"] > 1100 {
 		t.Errorf("draws %v", count)
