@@ -63,6 +63,7 @@ type exchange struct {
 	respBytes int64
 	status    int
 	prompt    int64 // bytes of the canonical prompt
+	talk      *conversation
 	resp      *openai.Response
 	decode    *bodyDecoder
 	last      int64 // last byte of either direction
@@ -340,7 +341,7 @@ func (d *dialogue) readRequest(e *exchange) {
 		if d.e.hash != nil {
 			e.prompt = d.e.hash.PromptBytes()
 		}
-		d.e.o.talks.assign(x, d.e.hash)
+		e.talk = d.e.o.talks.assign(x, d.e.hash)
 	}
 	x.RequestBytes = formats.Of(e.bodySize)
 	if e.damaged {
@@ -454,6 +455,9 @@ func (d *dialogue) finish(e *exchange, at int64, how closing, who int) {
 			d.e.stats.Notes["response_undecodable"]++
 		}
 		e.resp.End(end, whole)
+		if id := e.resp.ID(); id != "" && e.talk != nil {
+			d.e.o.talks.answer(d.e.hash.Sum("response", id), e.talk, x)
+		}
 	} else if x.EndReason == "" {
 		x.EndReason, x.ErrorKind = formats.EndServerAbort, formats.ErrorReset
 		x.EndNS = formats.Of(end)

@@ -228,6 +228,22 @@ func TestSessions(t *testing.T) {
 	if again.SessionID != a1.SessionID || again.Turn.V != 4 {
 		t.Errorf("asked again: %v %v", again.SessionID == a1.SessionID, again.Turn)
 	}
+	// Responses continue by the id of the answer before, also of one that was not seen.
+	respond := func(body, id string) *formats.Exchange {
+		x := &formats.Exchange{}
+		if err := openai.ReadRequest(x, "/v1/responses", []byte(body), h); err != nil {
+			t.Fatal(err)
+		}
+		if c := s.assign(x, h); c != nil {
+			s.answer(h.Sum("response", id), c, x)
+		}
+		return x
+	}
+	r1, r2 := respond(`{"input":"hi"}`, "resp_1"), respond(`{"input":"and now","previous_response_id":"resp_1"}`, "resp_2")
+	r3, strange := respond(`{"input":"more","previous_response_id":"resp_2"}`, "resp_3"), respond(`{"input":"x","previous_response_id":"resp_0"}`, "resp_9")
+	if r1.SessionID != r2.SessionID || r3.SessionID != r1.SessionID || r1.Turn.V != 1 || r3.Turn.V != 3 || strange.SessionID == r1.SessionID || !strange.SessionID.Valid {
+		t.Errorf("responses: %v %v %v %v", r1.Turn, r2.Turn, r3.Turn, strange.Turn)
+	}
 	// The table stays bounded.
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 10 {

@@ -13,8 +13,9 @@ import (
 // the workers of one recorder share one.
 type sessions struct {
 	mu       sync.Mutex
-	now, old map[formats.Hash]*openTurns // by the chained hash of a request's messages
-	named    map[formats.Hash]int32      // turns so far
+	now, old map[formats.Hash]*openTurns    // by the chained hash of a request's messages
+	answers  map[formats.Hash]*conversation // by the hash of the response that a request may continue from
+	named    map[formats.Hash]int32         // turns so far
 }
 
 // openTurns are the conversations that stood at one list of messages: several where users open with the same words.
@@ -33,13 +34,13 @@ type conversation struct {
 const maxTurns = 1 << 16
 
 func newSessions() *sessions {
-	return &sessions{now: map[formats.Hash]*openTurns{}, named: map[formats.Hash]int32{}}
+	return &sessions{now: map[formats.Hash]*openTurns{}, answers: map[formats.Hash]*conversation{}, named: map[formats.Hash]int32{}}
 }
 
-// assign fills in the session and turn of a request, whose messages' chained hashes are turns.
-func (s *sessions) assign(x *formats.Exchange, h *openai.Hasher) {
+// assign fills in the session and turn of a request that h has just read, and returns its conversation; nil where it is none.
+func (s *sessions) assign(x *formats.Exchange, h *openai.Hasher) *conversation {
 	if h == nil {
-		return
+		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,11 +53,24 @@ func (s *sessions) assign(x *formats.Exchange, h *openai.Hasher) {
 		}
 		s.named[x.SessionID.V]++
 		x.Turn = formats.Of(s.named[x.SessionID.V])
-		return
+		return nil
+	}
+	if prev := h.Previous(); prev != "" {
+		id := h.Sum("response", prev)
+		c := s.answers[id]
+		if c == nil { // its beginning was not seen
+			c = &conversation{id: id}
+			s.answered(id, c)
+		}
+		return c.turn(x)
 	}
 	turns := h.Turns()
 	if len(turns) == 0 {
-		return
+		if x.Endpoint == formats.EndpointResponses { // it may be continued by its id
+			c := &conversation{}
+			return c
+		}
+		return nil
 	}
 	tenant := ""
 	if x.TenantID.Valid {
@@ -84,11 +98,35 @@ func (s *sessions) assign(x *formats.Exchange, h *openai.Hasher) {
 		o.opened++
 		c = &conversation{id: id}
 	}
-	c.turns++
 	if len(o.at) < 1024 {
 		o.at = append(o.at, c)
 	}
+	return c.turn(x)
+}
+
+// turn makes x the conversation's next turn.
+func (c *conversation) turn(x *formats.Exchange) *conversation {
+	c.turns++
 	x.SessionID, x.Turn = formats.Of(c.id), formats.Of(c.turns)
+	return c
+}
+
+// answer notes that a conversation goes on from the response with this hashed id.
+func (s *sessions) answer(id formats.Hash, c *conversation, x *formats.Exchange) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.turns == 0 { // its first request named nothing: it is known by its answer
+		c.id = id
+		c.turn(x)
+	}
+	s.answered(id, c)
+}
+
+func (s *sessions) answered(id formats.Hash, c *conversation) {
+	if len(s.answers) >= maxTurns {
+		clear(s.answers)
+	}
+	s.answers[id] = c
 }
 
 // next takes the oldest conversation that has not been continued from here, or goes on with the last one: an answer asked for again.

@@ -26,6 +26,7 @@ const (
 	status               // of a Responses object
 	incomplete           // why a Responses object is incomplete
 	modelName            // the model that answered
+	answerID             // the id that a later request continues from
 	usageIn              // input tokens, cached ones included
 	usageInRest          // input tokens, cached ones not included (Anthropic)
 	usageOut             // output tokens
@@ -71,6 +72,8 @@ var dialects = []dialect{
 
 	{"delta", eventDelta, "Responses"},
 	{"logprobs[]", logprob, "Responses"},
+	{"id", answerID, "Responses, not streamed"},
+	{"response.id", answerID, "Responses"},
 	{"response.model", modelName, "Responses"},
 	{"response.status", status, "Responses"},
 	{"response.incomplete_details.reason", incomplete, "Responses"},

@@ -17,12 +17,13 @@ const PrefixBlockBytes = 128
 // Hasher makes keyed hashes: HMAC-SHA-256 cut to 64 bits. Equal keys give equal hashes on every machine; without the key nothing can be
 // guessed from them. Not safe for concurrent use: one for each goroutine (Clone).
 type Hasher struct {
-	key    []byte
-	mac    hash.Hash
-	sum    [sha256.Size]byte
-	turns  []formats.Hash
-	prompt int64
-	text   []byte // scratch
+	key      []byte
+	mac      hash.Hash
+	sum      [sha256.Size]byte
+	turns    []formats.Hash
+	prompt   int64
+	previous string
+	text     []byte // scratch
 }
 
 // NewHasher returns a hasher with a key of any length; the key is copied.
@@ -59,6 +60,9 @@ func (h *Hasher) Hex(kind, s string) string {
 // Turns returns, for the request last read, a chained hash after each of its messages, first to last. A later request of the same
 // conversation repeats them as a prefix. The slice is valid until the next ReadRequest.
 func (h *Hasher) Turns() []formats.Hash { return h.turns }
+
+// Previous is the id of the response that the request last read continues from; "" where it names none. It is text: hash it.
+func (h *Hasher) Previous() string { return h.previous }
 
 // PromptBytes is the length of the canonical prompt of the request last read, in bytes; 0 where it is unknown.
 func (h *Hasher) PromptBytes() int64 { return h.prompt }

@@ -47,7 +47,7 @@ func ReadRequest(x *formats.Exchange, path string, body []byte, hash *Hasher) er
 	x.RequestBytes = formats.Of(int64(len(body)))
 	q := reader{x: x, h: hash}
 	if hash != nil {
-		hash.turns, hash.prompt = hash.turns[:0], 0
+		hash.turns, hash.prompt, hash.previous = hash.turns[:0], 0, ""
 	}
 	ok := value(body).members(q.member)
 	if ok && !x.Stream.Valid {
@@ -107,6 +107,11 @@ func (q *reader) member(key []byte, v value) {
 		default:
 			q.input = v
 		}
+	case "previous_response_id":
+		if q.h != nil {
+			q.h.previous = v.str(256)
+		}
+		q.extra = append(q.extra, "previous_response_id")
 	case "input_ids":
 		q.ids = v
 	case "query":

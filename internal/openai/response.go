@@ -39,7 +39,8 @@ type Response struct {
 	lost      bool // bytes are missing
 	gapNext   bool // the next event follows a loss
 	statusEnd string
-	stateful  bool // the event being read set something that outlives it
+	id        string // of a Responses object
+	stateful  bool   // the event being read set something that outlives it
 	cutList   bool
 	first     []byte // bytes from which the mode cannot be told yet
 	ended     bool
@@ -339,6 +340,10 @@ func (r *Response) scalar(f field, kind byte, text []byte, size int) {
 		if kind == 't' && r.cur().finish == "" {
 			r.cur().finish = "stop"
 		}
+	case answerID:
+		if some && size <= maxText && r.x.Endpoint == formats.EndpointResponses {
+			r.id = string(text)
+		}
 	case modelName:
 		if some && size <= maxText {
 			r.x.ResponseModel = string(text)
@@ -425,6 +430,9 @@ func integer(text []byte) (int64, bool) {
 
 // Done reports whether the stream has said that it is over ([DONE], response.completed, message_stop).
 func (r *Response) Done() bool { return r.done }
+
+// ID is the id of a Responses object, which a later request may continue from; "" for other endpoints. It is text of the server's: hash it.
+func (r *Response) ID() string { return r.id }
 
 // TextBytes is how many bytes of JSON text were generated so far, as they stood on the wire: what a token count can be estimated from
 // where the server gave none.
