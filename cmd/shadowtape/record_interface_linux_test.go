@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -103,5 +104,29 @@ func TestRecordInterface(t *testing.T) {
 		if x == nil || x.OutputTokens.V != 6 || x.EndReason != formats.EndComplete || x.Clock != formats.ClockPacket {
 			t.Errorf("request %d: %+v", i, x)
 		}
+	}
+}
+
+// TestRecordInterfaceGone: the command ends by itself, with an error, when the interface is taken away, and the trace is whole.
+func TestRecordInterfaceGone(t *testing.T) {
+	h := netlab.NewHost(t)
+	netlab.Link(h, "v0", "", h, "v1", "")
+	rec := filepath.Join(t.TempDir(), "rec")
+	var o, e bytes.Buffer
+	var code int
+	h.Do(func() { // the thread is the command's until it ends: a process of the namespace takes the interface away
+		remove := exec.Command("sh", "-c", "sleep 0.3; ip link del v0")
+		if err := remove.Start(); err != nil {
+			t.Error(err)
+			return
+		}
+		defer remove.Wait()
+		code = run(t.Context(), []string{"record", "--interface", "v0", "-o", rec, "--duration", "20s"}, strings.NewReader(""), &o, &e)
+	})
+	if code != exitFailed || !strings.Contains(e.String(), "the interface is gone") || !strings.Contains(o.String(), "0 written") {
+		t.Errorf("%d %s %s", code, o.String(), e.String())
+	}
+	if tr, err := formats.Open(rec); err != nil || tr.Rows != 0 {
+		t.Errorf("%v", err)
 	}
 }

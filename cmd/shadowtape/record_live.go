@@ -258,8 +258,10 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 		fmt.Fprintf(a.err, "metrics on http://%s/metrics\n", m.Addr())
 	}
 	fmt.Fprintf(a.err, "recording %s into %s\n", src.note, o.out)
-	warned := a.watchLive(ctx, spool)
+	watching, watched := context.WithCancel(ctx)
+	warned := a.watchLive(watching, spool)
 	st, err := recorder.RecordLive(func(emit func(*formats.Exchange)) error { return src.run(ctx, emit) }, spool)
+	watched()
 	<-warned
 	for _, s := range st.Warnings {
 		fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(s))
