@@ -65,6 +65,7 @@ var verbs = []func(*app) *cobra.Command{
 	sweepCommand,
 	baselineCommand,
 	historyCommand,
+	bisectCommand,
 	gpusCommand,
 	simCommand,
 	versionCommand,

@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/deploy"
+	"github.com/shadowtape/shadowtape/internal/experiment"
+	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
+	"github.com/shadowtape/shadowtape/replayer"
+)
+
+// bisectFlags are the flags of bisect as given.
+type bisectFlags struct {
+	good, bad, trace, file, build, metric, out string
+	duration                                   time.Duration
+	speed                                      float64
+	maxRequests                                int64
+	pairs, warmUp, saturate                    int
+	seed                                       int64
+	allowInvalid                               bool
+	deploy                                     deployFlags
+}
+
+func bisectCommand(a *app) *cobra.Command {
+	var o bisectFlags
+	c := &cobra.Command{
+		Use:   "bisect --good REF --bad REF --deploy FILE --trace TRACE -o DIR",
+		Short: "Find the commit that made a metric worse: fresh launches of each commit until the odds decide",
+		Long: `Bisect works on the Git repository it is called in, each commit in a worktree of its own under DIR. First the two ends are launched in pairs:
+where they do not differ, or by less than twice what these launches can see, it says so and stops. Then commits between them (first parents)
+are launched until the odds for one end are 99 to 1; a commit that does not build or start is passed over. At the end the culprit and the
+commit before it are launched in pairs.`,
+		Example: `  shadowtape bisect --good v1.4 --bad main --build "make image" --deploy deploy/main.yaml --trace prod.trace -o bisect1
+  shadowtape bisect --good 3f2c1ab --bad HEAD --metric ttft --deploy deploy/main.yaml --trace prod.trace --duration 2m -o bisect2
+  shadowtape bisect --good main~20 --bad main --metric capacity --saturate 1000 --deploy deploy/main.yaml --trace prod.trace -o bisect3`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return a.bisect(c, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.good, "good", "", "commit where the metric was well")
+	f.StringVar(&o.bad, "bad", "HEAD", "commit where it is not")
+	f.StringVar(&o.build, "build", "", "command to build a commit, run in its worktree (default: nothing is built)")
+	f.StringVar(&o.file, "deploy", "", "deployment file, relative to the repository's root: each commit's own is used")
+	f.StringVar(&o.metric, "metric", "tpot", "metric that got worse: ttft, ttft_slow, tpot, capacity, e2el")
+	f.IntVar(&o.pairs, "pairs", 5, "pairs of launches of the two ends, and of the culprit and its parent; 5 or 8")
+	f.StringVar(&o.trace, "trace", "", "trace to replay")
+	f.Float64Var(&o.speed, "speed", 1, "replay so many times as fast")
+	f.DurationVar(&o.duration, "duration", 0, "end arrivals after this time (default: the whole trace)")
+	f.Int64Var(&o.maxRequests, "max-requests", 0, "end after so many requests (default: all)")
+	f.IntVar(&o.warmUp, "warm-up", 50, "requests replayed and thrown away after each start")
+	f.IntVar(&o.saturate, "saturate", 0, "requests sent at once to measure the capacity; 0: none")
+	f.Int64Var(&o.seed, "seed", 1, "seed of the prompts, the same for all launches")
+	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "take invalid runs as they are")
+	f.StringVarP(&o.out, "output", "o", "", "directory of worktrees and runs")
+	f.StringVar(&o.deploy.exclusive, "exclusive", "on", "on: lease the GPUs and refuse them where others use them; off: neither")
+	f.BoolVar(&o.deploy.wait, "wait", false, "wait for GPUs that another run holds")
+	f.StringVar(&o.deploy.engine, "engine", "", "address of the container engine (default: $DOCKER_HOST, else the local Docker)")
+	f.StringVar(&o.deploy.lockDir, "lock-dir", "", "directory of the GPU leases")
+	groupFlags(c,
+		flagGroup{"Search", []string{"good", "bad", "build", "deploy", "metric", "pairs"}},
+		flagGroup{"Each launch", []string{"trace", "warm-up", "saturate", "speed", "duration", "max-requests", "seed", "allow-invalid", "exclusive", "wait", "engine", "lock-dir"}},
+		flagGroup{"Result", []string{"output"}},
+	)
+	return c
+}
+
+// bisection is a bisection on its way.
+type bisection struct {
+	a      *app
+	o      bisectFlags
+	metric verdict.Metric
+	trace  *formats.Trace
+	trees  map[string]*tree
+	repo   string
+	counts map[string]int
+}
+
+// tree is a commit's worktree; err says why it cannot be launched.
+type tree struct {
+	dir, path string
+	file      *deploy.File
+	err       error
+}
+
+func (a *app) bisect(c *cobra.Command, o bisectFlags) (err error) {
+	var bad []error
+	for _, v := range []struct{ name, value string }{{"--good", o.good}, {"--bad", o.bad}, {"--deploy", o.file}, {"--trace", o.trace}, {"-o", o.out}} {
+		if v.value == "" {
+			bad = append(bad, fmt.Errorf("%s is missing", v.name))
+		}
+	}
+	b := &bisection{a: a, o: o, trees: map[string]*tree{}, counts: map[string]int{}}
+	for _, m := range verdict.Defaults() {
+		if m.Name == o.metric && (m.Kind == verdict.Centre || m.Kind == verdict.Slow || m.Name == "capacity") {
+			m.Gate = true
+			b.metric = m
+		}
+	}
+	if b.metric.Name == "" {
+		bad = append(bad, fmt.Errorf("--metric is ttft, ttft_slow, tpot, capacity or e2el, not %q", o.metric))
+	}
+	if b.metric.Name == "capacity" && o.saturate == 0 {
+		bad = append(bad, errors.New("--metric capacity needs --saturate"))
+	}
+	if o.pairs < 5 {
+		bad = append(bad, errors.New("--pairs is at least 5: fewer do not know their own deviation"))
+	}
+	if err := errors.Join(bad...); err != nil {
+		return usageError(err, "shadowtape bisect --help")
+	}
+	if b.repo, err = git(c.Context(), ".", "rev-parse", "--show-toplevel"); err != nil {
+		return withHint(err, "call it inside the repository to search")
+	}
+	good, err := git(c.Context(), b.repo, "rev-parse", "--verify", "--end-of-options", o.good+"^{commit}")
+	if err != nil {
+		return err
+	}
+	last, err := git(c.Context(), b.repo, "rev-parse", "--verify", "--end-of-options", o.bad+"^{commit}")
+	if err != nil {
+		return err
+	}
+	list, err := git(c.Context(), b.repo, "rev-list", "--first-parent", "--reverse", good+".."+last)
+	if err != nil {
+		return err
+	}
+	commits := strings.Fields(list)
+	if len(commits) == 0 {
+		return usageError(fmt.Errorf("%s holds no commit that %s does not", o.bad, o.good), "")
+	}
+	if b.trace, err = formats.Open(o.trace); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.trace.Close()) }()
+	if b.o.out, err = filepath.Abs(o.out); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(b.o.out, 0o755); err != nil {
+		return err
+	}
+	defer b.clean()
+	err = b.search(c.Context(), good, commits)
+	if errors.Is(err, context.Canceled) {
+		return exitWith(exitInterrupted, errors.New("bisect interrupted: runs are kept"), "")
+	}
+	return err
+}
+
+func (b *bisection) search(ctx context.Context, good string, commits []string) error {
+	last := commits[len(commits)-1]
+	fmt.Fprintf(b.a.err, "%d commits; first the ends, %d pairs of launches\n", len(commits), b.o.pairs)
+	sides, f, err := b.pairs(ctx, "ends", good, last)
+	if err != nil {
+		return err
+	}
+	ends, err := experiment.EndsOf(sides, f, b.metric, b.o.allowInvalid)
+	if err != nil {
+		return exitWith(exitInconclusive, err, "")
+	}
+	fmt.Fprintf(b.a.err, "ends: %s %s is %s, %s is %s\n", b.metric.Name, short(good), experiment.Level(b.metric, ends.Good), short(last), experiment.Level(b.metric, ends.Bad))
+	found, err := experiment.Bisect(ctx, good, commits, ends, experiment.BisectOptions{
+		Metric: b.metric, Launch: b.launch,
+		Told: func(commit string, c experiment.Class, n int, odds float64) {
+			fmt.Fprintf(b.a.err, "%s: %s after %d launches, odds %.3g to 1\n", short(commit), c, n, odds)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	_, f, err = b.pairs(ctx, "final", found.Parent, found.Culprit)
+	if err != nil {
+		return err
+	}
+	subject, err := git(ctx, b.repo, "log", "-1", "--format=%h %an, %ad: %s", "--date=short", found.Culprit)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.a.out, "first bad commit: %s\n%s\n", found.Culprit, subject)
+	for _, u := range found.Unsure {
+		fmt.Fprintf(b.a.out, "could not be measured, may be it too: %s\n", u)
+	}
+	_, err = fmt.Fprintf(b.a.out, "against the commit before it (%s), %d pairs of launches: %s is %s, %+.1f %%\n", short(found.Parent), f.Pairs, b.metric.Name, f.State, f.ChangePct.V)
+	if err == nil && f.State != verdict.Regressed {
+		return exitWith(exitInconclusive, errors.New("bisect: the last comparison does not confirm it"), "more --pairs, or a quieter host")
+	}
+	return err
+}
+
+// pairs launches two commits in pairs and returns the finding.
+func (b *bisection) pairs(ctx context.Context, name, base, candidate string) (experiment.Sides, verdict.Finding, error) {
+	x, y := b.tree(ctx, base), b.tree(ctx, candidate)
+	if err := errors.Join(x.err, y.err); err != nil {
+		return experiment.Sides{}, verdict.Finding{}, err
+	}
+	live := b.live(filepath.Join(b.o.out, name+"-"+short(base)+"-"+short(candidate)), x.file, y.file)
+	if _, err := live.Claim(x.path, y.path); err != nil { // what is there of these two commits and these options is used again
+		return experiment.Sides{}, verdict.Finding{}, withHint(err, "another -o, or the same options")
+	}
+	r, sides, err := experiment.Gate(ctx, live.Launch, experiment.GateOptions{
+		Compare:  experiment.CompareOptions{Metrics: []verdict.Metric{b.metric}, MinSamples: 1, AllowInvalid: b.o.allowInvalid},
+		MaxPairs: b.o.pairs, Done: live.Done,
+	})
+	if err != nil {
+		return sides, verdict.Finding{}, b.a.startError(err, filepath.Join(live.Dir, "*.candidate.log"))
+	}
+	if len(r.Findings) == 0 {
+		return sides, verdict.Finding{}, exitWith(exitInvalid, fmt.Errorf("bisect: %s: no pair can be used: %s", name, strings.Join(r.Again, "; ")), "--allow-invalid takes them as they are")
+	}
+	return sides, r.Findings[0], nil
+}
+
+func (b *bisection) live(dir string, base, candidate *deploy.File) *experiment.Live {
+	d := b.o.deploy
+	d.allowInvalid = b.o.allowInvalid
+	return &experiment.Live{
+		Dir: dir, Base: base, Candidate: candidate, Start: d.options(b.a, "bisect"), WarmUp: b.o.warmUp, Saturate: b.o.saturate,
+		Job: replayer.JobOptions{Trace: b.trace, Seed: b.o.seed, ToolVersion: readBuildInfo().Version,
+			Selection: replayer.Selection{Speed: b.o.speed, Duration: b.o.duration, MaxRequests: b.o.maxRequests}},
+	}
+}
+
+// launch measures one launch of a commit.
+func (b *bisection) launch(ctx context.Context, commit string) (float64, error) {
+	t := b.tree(ctx, commit)
+	if t.err != nil {
+		fmt.Fprintf(b.a.err, "%s: %s\n", short(commit), oneLine(t.err.Error()))
+		return 0, fmt.Errorf("%w: %w", experiment.ErrSkip, t.err)
+	}
+	live := b.live(filepath.Join(b.o.out, "commit-"+short(commit)), t.file, t.file)
+	if err := os.MkdirAll(live.Dir, 0o755); err != nil {
+		return 0, err
+	}
+	for range 3 {
+		b.counts[commit]++
+		m, err := live.Launch(ctx, experiment.Leg{Pair: b.counts[commit], Arm: experiment.Base, Try: 1})
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+		if err != nil {
+			fmt.Fprintf(b.a.err, "%s: %s\n", short(commit), oneLine(err.Error()))
+			return 0, fmt.Errorf("%w: %w", experiment.ErrSkip, err)
+		}
+		if len(m.Invalid) == 0 || b.o.allowInvalid {
+			return m.Run.Level(b.metric), nil
+		}
+	}
+	return 0, fmt.Errorf("%w: three invalid launches", experiment.ErrSkip)
+}
+
+// tree checks a commit out and builds it, once.
+func (b *bisection) tree(ctx context.Context, commit string) *tree {
+	if t := b.trees[commit]; t != nil {
+		return t
+	}
+	t := &tree{dir: filepath.Join(b.o.out, "tree-"+short(commit))}
+	b.trees[commit] = t
+	if _, err := os.Stat(t.dir); err == nil { // of an interrupted call
+		git(ctx, b.repo, "worktree", "remove", "--force", t.dir)
+	}
+	if _, t.err = git(ctx, b.repo, "worktree", "add", "--detach", t.dir, commit); t.err != nil {
+		return t
+	}
+	if b.o.build != "" {
+		c := exec.CommandContext(ctx, "sh", "-c", b.o.build)
+		c.Dir, c.WaitDelay = t.dir, 5*time.Second
+		out, err := c.CombinedOutput()
+		if err != nil {
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			t.err = fmt.Errorf("build: %w: %s", err, lines[len(lines)-1])
+			return t
+		}
+	}
+	t.path = filepath.Join(t.dir, b.o.file)
+	t.file, t.err = deploy.Load(t.path, nil)
+	return t
+}
+
+// clean removes the worktrees; the runs stay.
+func (b *bisection) clean() {
+	for _, t := range b.trees {
+		if _, err := git(context.Background(), b.repo, "worktree", "remove", "--force", t.dir); err != nil {
+			fmt.Fprintf(b.a.err, "warning: %s\n", oneLine(err.Error()))
+		}
+	}
+}
+
+func short(commit string) string { return commit[:min(9, len(commit))] }
+
+// git runs git in a directory and returns its answer.
+func git(ctx context.Context, dir string, args ...string) (string, error) {
+	c := exec.CommandContext(ctx, "git", args...)
+	c.Dir = dir
+	var errs strings.Builder
+	c.Stderr = io.Writer(&errs)
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w: %s", args[0], err, oneLine(errs.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}

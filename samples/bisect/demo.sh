@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# A toy repository of ten commits whose server is the simulator; the seventh makes its steps half as long again, and the fourth does not
+# build. Bisect finds the seventh. Takes a few minutes; everything is made under $WORK (default: a temporary directory).
+set -euo pipefail
+tape=$(realpath "${SHADOWTAPE:-bin/shadowtape}")
+csv=$(realpath "$(dirname "$0")/../traces/azure-conv-25s.csv")
+work=${WORK:-$(mktemp -d)}
+mkdir -p "$work/toy"
+cd "$work/toy"
+git init -q -b main .
+git config user.name toy
+git config user.email toy@example.org
+for i in $(seq 10); do
+  slow=1.0
+  [ "$i" -lt 7 ] || slow=1.5
+  cat >deploy.yaml <<YAML
+process: ["\${self}", sim, --listen, "127.0.0.1:\${port}", --slowdown, "$slow"]
+dialect: sim
+YAML
+  [ "$i" = 4 ] && echo 'exit 1' >build.sh || echo 'exit 0' >build.sh
+  echo "$i" >version
+  git add -A
+  git commit -qm "change $i"
+done
+"$tape" import azure-llm "$csv" -o "$work/trace" --force >/dev/null
+"$tape" bisect --good HEAD~9 --bad HEAD --build "sh build.sh" --deploy deploy.yaml --trace "$work/trace" --duration 4s --warm-up 10 \
+  --metric tpot "$@" -o "$work/out"
