@@ -47,7 +47,7 @@ FUZZTIME ?= 30s
 fuzz: ## run every fuzz target for FUZZTIME (30s each; docs/FUZZING.md)
 	@set -e; git grep -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go' | while IFS=: read -r file target; do \
 		echo "$$(dirname $$file) $${target#func }"; \
-		$(GO) test "./$$(dirname $$file)" -run '^$$' -fuzz "^$${target#func }$$" -fuzztime $(FUZZTIME); \
+		$(GO) test "./$$(dirname $$file)" -run '^$$' -fuzz "^$${target#func }$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x; \
 	done
 
 bench-record: ## packets a CPU second of `record --pcap` on a made capture (SHADOWTAPE_BENCH_MB=1024 for 1 GB)
