@@ -32,8 +32,6 @@ type head struct {
 	chunked     bool
 	keepAlive   bool
 	idleSeconds int // of "Keep-Alive: timeout=N"; 0 where not given
-	retryAfter  string
-	location    string
 }
 
 // parseHead reads a response's head; b ends with the empty line.
@@ -104,10 +102,6 @@ func (h *head) field(k []byte, v string) error {
 				h.idleSeconds = n
 			}
 		}
-	case is("retry-after"):
-		h.retryAfter = v
-	case is("location"):
-		h.location = v
 	}
 	return nil
 }

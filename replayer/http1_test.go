@@ -48,7 +48,7 @@ func TestParseHead(t *testing.T) {
 		{in: "HTTP/1.0 200 OK\r\n\r\n", want: head{status: 200, length: -1}},
 		{in: "HTTP/1.1 200 OK\r\n\r\n", want: head{status: 200, length: -1}},
 		{in: "HTTP/1.1 204 No\r\nContent-Length: 9\r\n\r\n", want: head{status: 204, keepAlive: true}},
-		{in: "HTTP/1.1 503 No\r\nConnection: close\r\nRetry-After: 2\r\nKeep-Alive: max=3, timeout=7\r\nContent-Length: 1\r\n\r\n", want: head{status: 503, length: 1, retryAfter: "2", idleSeconds: 7}},
+		{in: "HTTP/1.1 503 No\r\nConnection: close\r\nRetry-After: 2\r\nKeep-Alive: max=3, timeout=7\r\nContent-Length: 1\r\n\r\n", want: head{status: 503, length: 1, idleSeconds: 7}},
 		{in: "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", bad: true},
 		{in: "HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", bad: true},
 		{in: "HTTP/2 200 OK\r\n\r\n", bad: true},
