@@ -38,6 +38,10 @@ func MetricsPage() string {
 	w(". `std` is the population standard deviation.\n\n")
 	w("Up to %d samples of a metric are kept and its percentiles are exact. Beyond, a histogram over the leading bits of the values takes over;\n", stats.DefaultExact)
 	w("its percentiles are within %.3f %% of the exact ones, and `error_bound` says so. Mean, deviation, count and maximum stay exact.\n", stats.SketchError*100)
+	w("\n## Intervals\n\nIntervals are at %.0f %% and within the run: they are blind to what differs from one start of a server to the next, so they describe and never\n", intervalConfidence*100)
+	w("decide. Means, rates and shares: blocks of time are resampled (%d at first, joined while neighbors resemble each other, %d at least), widened by\n", intervalBlocks, fewestBlocks)
+	w("Student's t. Percentiles: order statistics of `effective_n` samples, which is n over the design effect of the blocks, spread over the sample.\n")
+	w(modelsPage)
 	w(`
 ## Where a figure comes from
 
@@ -63,3 +67,28 @@ func orDash(s string) string {
 	}
 	return s
 }
+
+const modelsPage = `
+## Pages
+
+A request holds ceil((input + generated so far) ÷ block size) pages from the start of its prefill to its end; tokens come when the stream says they came. Blocks
+of a shared prefix count once while any holder is there (without prefix blocks sharing is unknown). From outside, waiting and prefill cannot be
+told apart, so the model is a band. High: all pages of the prompt from the moment it was sent. Low: prefill started as late as its length and the observed prefill
+speed allow, pages taken in chunks of 2,048 tokens. The prefill speed is the lower hull of times to first token over prompt lengths; where every request waited, it is half
+the shortest time per token in which many prompts in a row were computed. What is in use is cut at the capacity; what was wanted is not. The block size and capacity come from
+flags, the server, the manifest, or the block size is taken as 16 and said to be assumed. ` + "`lru_hit_rate`" + ` and ` + "`curve`" + ` are of an LRU cache over the prompt blocks in order of
+arrival, every capacity in one pass. Held to the simulator's state log by a test: the truth lies in the band, and within 5 % of its middle while nothing waits.
+
+## Mix
+
+A request is in prefill from the start of its prefill to its first token, and in decode from there to its last. Shares of time idle, prefill only, decode only and mixed,
+and the switches between them a second, for both ends of the band. ` + "`early`" + ` (waiting counts as prefill) is close to the truth while nothing waits: shares within 5 points, switches within
+20 % of the state log in the test.
+
+## Interference and anomalies
+
+` + "`slowdown`" + ` is the mean gap per token while a prefill ran (by the late end of the band) over that while none did. Anomalies are named with evidence and time:
+buffering (streams whose tokens come at the end of their time, faster than a millisecond each, or most events sharing reads), server_stall (at least five streams and four fifths of
+those in decode stand still for a quarter of a second and three times the p99 gap), cold_start (a quarter of the first 20 requests wait three medians and the next do not), saturation (in flight and
+ttft double from the first third to the last), client (sent more than 20 ms late), retries, failures (three tenths of a kind within a fiftieth of the run), gpu_throttled.
+`
