@@ -155,7 +155,7 @@ func (p *pool) singleWords(ctx context.Context, model string) (words []string, o
 var errNoCount = errors.New("the server counts no tokens for us")
 
 func (p *pool) tokenize(ctx context.Context, body map[string]any) (int64, error) {
-	status, _, answer, _, err := p.control(ctx, "POST", "/tokenize", body)
+	status, _, answer, err := p.insist(ctx, "POST", "/tokenize", body)
 	if err != nil {
 		return 0, err
 	}
@@ -196,7 +196,7 @@ func (p *pool) usageTokens(ctx context.Context, model string, endpoint formats.E
 }
 
 func (p *pool) usageOf(ctx context.Context, endpoint formats.Endpoint, body map[string]any) (int64, error) {
-	status, kind, answer, _, err := p.control(ctx, "POST", path(endpoint), body)
+	status, kind, answer, err := p.insist(ctx, "POST", path(endpoint), body)
 	if err != nil {
 		return 0, err
 	}

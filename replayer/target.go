@@ -71,6 +71,18 @@ func (p *pool) control(ctx context.Context, method, path string, body any) (stat
 	return res.StatusCode, res.Header.Get("Content-Type"), answer, res.Header, err
 }
 
+// insist is control for questions whose answer decides how the run goes: a server that is busy or breaks off is asked again.
+func (p *pool) insist(ctx context.Context, method, path string, body any) (status int, contentType string, answer []byte, err error) {
+	for try := 0; ; try++ {
+		status, contentType, answer, _, err = p.control(ctx, method, path, body)
+		busy := err != nil || status == http.StatusTooManyRequests || status >= 500 || status == http.StatusOK && (html(contentType, answer) || !json.Valid(answer))
+		if !busy || try == 3 || ctx.Err() != nil {
+			return status, contentType, answer, err
+		}
+		SleepTimer(time.Now().Add(200*time.Millisecond), ctx.Done())
+	}
+}
+
 // bare takes the method and URL off an error of net/http: who asks knows them.
 func bare(err error) error {
 	for {
@@ -203,7 +215,7 @@ func detect(t TargetInfo, page []byte) Dialect {
 
 // takesTokenIDs tries a completion of a prompt of token ids.
 func (p *pool) takesTokenIDs(ctx context.Context, model string) (takes bool, fingerprint string) {
-	status, kind, body, _, err := p.control(ctx, "POST", "/v1/completions", map[string]any{"model": model, "prompt": []int{1001, 1002, 1003, 1004, 1005, 1006, 1007}, "max_tokens": 1})
+	status, kind, body, err := p.insist(ctx, "POST", "/v1/completions", map[string]any{"model": model, "prompt": []int{1001, 1002, 1003, 1004, 1005, 1006, 1007}, "max_tokens": 1})
 	if err != nil || status != http.StatusOK || html(kind, body) {
 		return false, ""
 	}

@@ -22,6 +22,7 @@ type counter struct {
 	images   bool
 	ids      bool
 	asked    []string
+	busy     int // answers 429 to so many POSTs first
 }
 
 func (c *counter) words(s string) (n int) {
@@ -58,6 +59,11 @@ func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == "POST" {
 		b, _ := io.ReadAll(r.Body)
 		json.Unmarshal(b, &m)
+	}
+	if r.Method == "POST" && c.busy > 0 {
+		c.busy--
+		http.Error(w, "busy", http.StatusTooManyRequests)
+		return
 	}
 	usage := func(n int) {
 		fmt.Fprintf(w, `{"choices":[],"system_fingerprint":"fp-1","usage":{"prompt_tokens":%d,"completion_tokens":1}}`, n)
@@ -121,7 +127,7 @@ func client(t *testing.T, h http.Handler) *Client {
 }
 
 func TestProbe(t *testing.T) {
-	h := &counter{ids: true}
+	h := &counter{ids: true, busy: 2}
 	c := client(t, h)
 	infos, err := c.Probe(t.Context(), "")
 	if err != nil {
