@@ -41,7 +41,7 @@ func MetricsPage() string {
 	w("\n## Intervals\n\nIntervals are at %.0f %% and within the run: they are blind to what differs from one start of a server to the next, so they describe and never\n", intervalConfidence*100)
 	w("decide. Means, rates and shares: blocks of time are resampled (%d at first, joined while neighbors resemble each other, %d at least), widened by\n", intervalBlocks, fewestBlocks)
 	w("Student's t. Percentiles: order statistics of `effective_n` samples, which is n over the design effect of the blocks, spread over the sample.\n")
-	w(modelsPage)
+	b.WriteString(modelsPage)
 	w(`
 ## Where a figure comes from
 
