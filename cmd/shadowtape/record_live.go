@@ -27,26 +27,26 @@ import (
 
 // liveFlags are the flags of record for traffic as it passes.
 type liveFlags struct {
-	iface, filter               string
-	tunnels, promiscuous, check bool
-	workers                     int
-	ring                        byteSize
-	maxCPU                      float64
-	listen, upstream            string
-	cert, key, upstreamCA       string
-	maxConnections              int
-	grace, drainDelay           time.Duration
-	sink                        string
-	duration                    time.Duration
-	metrics                     string
-	memory                      byteSize
-	paths, models, statuses     []string
-	sample                      float64
-	sampleBy                    string
-	sampleWindow                time.Duration
-	segmentAge                  time.Duration
-	segmentSize, quota          byteSize
-	appendTrace                 bool
+	iface, filter                string
+	tunnels, promiscuous, check  bool
+	workers                      int
+	ring                         byteSize
+	maxCPU                       float64
+	listen, upstream             string
+	cert, key, upstreamCA        string
+	maxConnections               int
+	grace, drainDelay, closeIdle time.Duration
+	sink                         string
+	duration                     time.Duration
+	metrics                      string
+	memory                       byteSize
+	paths, models, statuses      []string
+	sample                       float64
+	sampleBy                     string
+	sampleWindow                 time.Duration
+	segmentAge                   time.Duration
+	segmentSize, quota           byteSize
+	appendTrace                  bool
 }
 
 func (o *liveFlags) add(f *pflag.FlagSet) {
@@ -65,6 +65,7 @@ func (o *liveFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&o.key, "tls-key", "", "its key, PEM")
 	f.StringVar(&o.upstreamCA, "upstream-ca", "", "certificates that an https upstream is trusted by, PEM (default: the system's)")
 	f.IntVar(&o.maxConnections, "max-connections", proxy.DefaultMaxConnections, "connections of the proxy at once; more wait")
+	f.DurationVar(&o.closeIdle, "close-idle", 0, "close connections of the proxy on which nothing passes for so long; longer than any first token takes (default: never)")
 	f.DurationVar(&o.grace, "grace", proxy.DefaultGrace, "how long open exchanges may go on after SIGTERM")
 	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new connections are still taken after SIGTERM")
 	f.StringVar(&o.sink, "sink", "", "address of a sink for mirrored requests")
@@ -86,7 +87,7 @@ func (o *liveFlags) add(f *pflag.FlagSet) {
 
 var liveGroups = []flagGroup{
 	{"From an interface", []string{"interface", "filter", "tunnels", "promiscuous", "workers", "ring", "max-cpu", "check"}},
-	{"As a proxy", []string{"listen", "upstream", "tls-cert", "tls-key", "upstream-ca", "max-connections", "grace", "drain-delay"}},
+	{"As a proxy", []string{"listen", "upstream", "tls-cert", "tls-key", "upstream-ca", "max-connections", "close-idle", "grace", "drain-delay"}},
 	{"As a sink of mirrored requests", []string{"sink"}},
 	{"What is recorded", []string{"path", "model", "status", "sample", "sample-by", "sample-window", "duration"}},
 	{"Operation", []string{"metrics-listen", "memory", "segment-age", "segment-size", "quota", "append"}},
@@ -372,7 +373,7 @@ func (a *app) proxySource(o recordFlags, key []byte, budget recorder.Budget, sel
 	}
 	s := &recorder.Proxy{
 		Key: key, Node: o.node, Select: selection, Limits: limits,
-		Options: proxy.Options{Upstream: address, UpstreamTLS: upstreamTLS, MaxConnections: l.maxConnections, Grace: l.grace, DrainDelay: l.drainDelay, BacklogBytes: budget.Backlog},
+		Options: proxy.Options{Upstream: address, UpstreamTLS: upstreamTLS, MaxConnections: l.maxConnections, IdleTimeout: l.closeIdle, Grace: l.grace, DrainDelay: l.drainDelay, BacklogBytes: budget.Backlog},
 	}
 	if l.cert != "" || l.key != "" {
 		get, err := proxy.Certificate(l.cert, l.key)
