@@ -22,10 +22,11 @@ type Engine struct {
 	Address string // unix://…
 	cmd     *exec.Cmd
 	dir     string
+	lock    *os.File
 }
 
 // Start starts "docker" or "podman". It needs root and the program (Debian: docker.io, podman); its error says why it cannot: then a
-// test that needs an engine is skipped aloud. End it. Neither the machine's packet filter rules nor its own engine are touched.
+// test that needs an engine is skipped aloud. It waits for another test's engine of the same name to end. End it. Neither the machine's packet filter rules nor its own engine are touched.
 func Start(name string) (*Engine, error) {
 	if os.Getuid() != 0 {
 		return nil, errors.New("not root")
@@ -35,17 +36,23 @@ func Start(name string) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no %s on this machine", program)
 	}
-	dir, err := os.MkdirTemp("", "shadowtape-"+program)
+	lock, err := alone(name)
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{Address: "unix://" + dir + "/engine.sock", dir: dir}
+	dir, err := os.MkdirTemp("", "shadowtape-"+program)
+	if err != nil {
+		lock.Close()
+		return nil, err
+	}
+	e := &Engine{Address: "unix://" + dir + "/engine.sock", dir: dir, lock: lock}
 	args := []string{"--storage-driver=vfs", "--host=" + e.Address, "--data-root=" + dir + "/data", "--exec-root=" + dir + "/exec", "--pidfile=" + dir + "/pid", "--iptables=false", "--ip6tables=false"}
 	if name == "podman" {
 		args = []string{"--root", dir + "/data", "--runroot", dir + "/run", "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "system", "service", "--time=0", e.Address}
 	}
 	if err := e.start(path, args); err != nil {
 		os.RemoveAll(dir)
+		lock.Close()
 		return nil, err
 	}
 	return e, nil
@@ -103,6 +110,7 @@ func (e *Engine) End() {
 		<-done
 	}
 	os.RemoveAll(e.dir)
+	e.lock.Close()
 }
 
 // Build makes an image from files, one of which is its Dockerfile, unless there is one of that name.
