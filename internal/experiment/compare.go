@@ -185,6 +185,9 @@ func (r *Report) explain() {
 		}
 	}
 	ttft, tpot := at["ttft"], at["tpot"]
+	if at["capacity"].State == verdict.Regressed && tpot.State != verdict.Regressed && tpot.ChangePct.Valid {
+		r.Explanation = append(r.Explanation, "capacity fell while tokens come as fast as before: fewer requests run at once")
+	}
 	if ttft.State != verdict.Regressed && tpot.State != verdict.Regressed || !ttft.ChangePct.Valid || !tpot.ChangePct.Valid {
 		return
 	}

@@ -190,7 +190,7 @@ func TestGateVirtual(t *testing.T) {
 		{"decode 15 % slower", func(o *virtual.Options) { o.Slowdown.Decode = 1.15 }, "slowdown.decode", "decode rather"},
 		{"cache of a quarter of the pages", func(o *virtual.Options) { o.Profile.Pages /= 4 }, "profile.pages", "prefix cache hits"},
 		{"cache of a sixth of the pages: preemptions", func(o *virtual.Options) { o.Profile.Pages /= 6 }, "profile.pages", "preemptions"},
-		{"batch of 36 sequences at most in place of 48: less capacity", func(o *virtual.Options) { o.Profile.MaxSeqs = 36 }, "profile.max_num_seqs", "requests waiting"},
+		{"batch of 36 sequences at most in place of 48: less capacity", func(o *virtual.Options) { o.Profile.MaxSeqs = 36 }, "profile.max_num_seqs", "fewer requests run at once"},
 	} {
 		r := many(few, 3, c.change)
 		line(c.name, few, r)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A toy repository of ten commits whose server is the simulator; the seventh makes its steps half as long again, and the fourth does not
-# build. Bisect finds the seventh. Takes a few minutes; everything is made under $WORK (default: a temporary directory).
+# A toy repository of ten commits whose server is the simulator; the seventh makes the time between tokens three times as long, and the
+# fourth does not build. Bisect finds the seventh. Takes a few minutes; everything is made under $WORK (default: a temporary directory).
 set -euo pipefail
 tape=$(realpath "${SHADOWTAPE:-bin/shadowtape}")
 csv=$(realpath "$(dirname "$0")/../traces/azure-conv-25s.csv")
@@ -11,10 +11,10 @@ git init -q -b main .
 git config user.name toy
 git config user.email toy@example.org
 for i in $(seq 10); do
-  slow=1.0
-  [ "$i" -lt 7 ] || slow=1.5
+  itl=4ms
+  [ "$i" -lt 7 ] || itl=12ms
   cat >deploy.yaml <<YAML
-process: ["\${self}", sim, --listen, "127.0.0.1:\${port}", --slowdown, "$slow"]
+process: ["\${self}", sim, --listen, "127.0.0.1:\${port}", --ttft, 20ms, --itl, $itl]
 dialect: sim
 YAML
   [ "$i" = 4 ] && echo 'exit 1' >build.sh || echo 'exit 0' >build.sh

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/shadowtape/shadowtape/internal/experiment"
+	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
+)
+
+// TestGateEndToEnd launches two simulated deployments as processes, in pairs; an interrupted gate goes on; the verdict, the history and the
+// report are there. The simulator gives fixed times, one of them twice the other: that stands out of any machine's noise.
+func TestGateEndToEnd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped by -short: starts three servers")
+	}
+	path, trace, dir := program(t), shortTrace(t), t.TempDir()
+	base := write(t, filepath.Join(dir, "base.yaml"), "process: [\"${self}\", sim, --listen, \"127.0.0.1:${port}\", --ttft, 20ms, --itl, 4ms]\ndialect: sim\n")
+	slow := write(t, filepath.Join(dir, "slow.yaml"), "process: [\"${self}\", sim, --listen, \"127.0.0.1:${port}\", --ttft, 20ms, --itl, 12ms]\ndialect: sim\n")
+	out, db := filepath.Join(dir, "gate"), filepath.Join(dir, "history")
+	args := []string{"gate", "--base", base, "--candidate", slow, "--trace", trace, "--pairs", "1", "--policy", "threshold:50%", "--warm-up", "2", "--saturate", "8", "--allow-invalid", "--db", db, "-o", out, "--md", filepath.Join(dir, "c.md")}
+	if code, _, errs := separately(t, path, nil, append(args, "--plan")...); code != exitGood || !strings.Contains(errs, "1 pairs at most") {
+		t.Fatalf("plan: exit %d\n%s", code, errs)
+	}
+	code, text, errs := separately(t, path, nil, args...)
+	if code != exitWorse || !strings.Contains(text, "tpot") || !strings.Contains(text, "deployment.command") {
+		t.Fatalf("gate: exit %d\n%s%s", code, text, errs)
+	}
+	for _, f := range []string{"gate.json", "report.json", "p01-base/run.json", "p01-base-saturated/run.json", "p01-candidate.candidate.log"} {
+		if _, err := os.Stat(filepath.Join(out, f)); err != nil {
+			t.Error(err)
+		}
+	}
+	// the same call finds everything, but for what is removed here as a crash would leave it
+	if err := os.Remove(filepath.Join(out, "p01-base", "run.json")); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errs = separately(t, path, nil, args...)
+	if code != exitWorse || strings.Count(errs, "there already") != 1 || strings.Count(errs, "launching") != 1 {
+		t.Errorf("again: exit %d\n%s", code, errs)
+	}
+	if code, _, errs = separately(t, path, nil, append(args, "--speed", "2")...); code != exitFailed || !strings.Contains(errs, "other options") {
+		t.Errorf("other options: exit %d\n%s", code, errs)
+	}
+}
+
+func TestSweepEndToEnd(t *testing.T) {
+	url, _ := startSim(t, "--profile", "instant")
+	dir := t.TempDir()
+	out := filepath.Join(dir, "sweep")
+	args := []string{"sweep", "--target", url, "--input", "16,32", "--output", "4", "--rate", "100,200", "--requests", "10", "-o", out}
+	if code, text, errs := invoke(append(args, "--dry-run")...); code != exitGood || strings.Count(text, "\n") != 4 || !strings.Contains(errs, "4 cells") {
+		t.Errorf("dry run: exit %d\n%s%s", code, text, errs)
+	}
+	code, text, errs := invoke(args...)
+	if code != exitGood || strings.Count(text, "input ") != 4 {
+		t.Fatalf("sweep: exit %d\n%s%s", code, text, errs)
+	}
+	for _, f := range []string{"index.html", "results.parquet", "results.csv", "results.json"} {
+		if s, err := os.Stat(filepath.Join(out, f)); err != nil || s.Size() == 0 {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
+	if code, _, errs := invoke(args...); code != exitGood || strings.Count(errs, "there already") != 4 {
+		t.Errorf("again: exit %d\n%s", code, errs)
+	}
+	if code, _, _ := invoke("sweep", "--target", url, "--input", "16", "--output", "4", "--users", "1,4", "--requests", "20", "-o", filepath.Join(dir, "users")); code != exitGood {
+		t.Errorf("users: exit %d", code)
+	}
+	if code, _, errs := invoke("sweep", "--target", url, "--input", "0", "--output", "4", "--rate", "1", "-o", "x"); code != exitUsage || !strings.Contains(errs, `input "0"`) {
+		t.Errorf("a length of 0: exit %d %s", code, errs)
+	}
+}
+
+// TestAlarm: a regression is posted and the command runs, with the report's path; an answer that is no success is said without the address.
+func TestAlarm(t *testing.T) {
+	status := http.StatusOK
+	got := ""
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b := make([]byte, r.ContentLength)
+		r.Body.Read(b)
+		got = string(b)
+		w.WriteHeader(status)
+	}))
+	defer s.Close()
+	marker := filepath.Join(t.TempDir(), "ran")
+	a := &app{err: os.Stderr}
+	r := experiment.Report{Verdict: verdict.Regressed, Findings: []verdict.Finding{}, Base: "a", Candidate: "b"}
+	if err := a.alarm(gateFlags{notify: s.URL, onRegression: fmt.Sprintf(`echo "$SHADOWTAPE_REPORT" > %s`, marker)}, r, "the/report.json"); err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(marker); err != nil || strings.TrimSpace(string(b)) != "the/report.json" {
+		t.Errorf("the command: %q %v", b, err)
+	}
+	if !strings.Contains(got, `"text":"REGRESSED`) {
+		t.Errorf("posted %q", got)
+	}
+	status = http.StatusForbidden
+	if err := a.alarm(gateFlags{notify: s.URL + "/secret"}, r, ""); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("a refusal: %v", err)
+	}
+}
+
+func TestBisectRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		says string
+	}{
+		"nothing":             {[]string{"bisect"}, "--good is missing"},
+		"a metric of no run":  {[]string{"bisect", "--good", "a", "--deploy", "d", "--trace", "t", "-o", "x", "--metric", "kv_usage_mean"}, "--metric"},
+		"capacity unmeasured": {[]string{"bisect", "--good", "a", "--deploy", "d", "--trace", "t", "-o", "x", "--metric", "capacity"}, "--saturate"},
+		"too few pairs":       {[]string{"bisect", "--good", "a", "--deploy", "d", "--trace", "t", "-o", "x", "--pairs", "3"}, "at least 5"},
+	} {
+		if code, _, errs := invoke(c.args...); code != exitUsage || !strings.Contains(errs, c.says) {
+			t.Errorf("%s: exit %d: %s", name, code, errs)
+		}
+	}
+	if code, _, errs := invoke("bisect", "--good", "no-such-ref", "--deploy", "d", "--trace", "t", "-o", "x"); code != exitFailed || strings.Count(errs, "\n") > 2 {
+		t.Errorf("an unknown commit: exit %d: %s", code, errs)
+	}
+}
