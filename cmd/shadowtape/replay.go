@@ -129,6 +129,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although the run is invalid")
 	groupFlags(c,
 		flagGroup{"Target", []string{"target", "balance", "model", "header", "api-key-env", "proxy", "ca-cert", "insecure", "dialect", "request-timeout", "keep-cache", "clock", "scrape", "metrics", "gpu-metrics"}},
+		deployGroup,
 		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
 		flagGroup{"Phases", []string{"warmup", "cooldown", "saturate", "sessions", "users", "ramp", "think"}},
 		flagGroup{"Requests", []string{"seed", "prompts", "bodies", "endpoint", "output-lengths", "sampling", "aborts"}},

@@ -124,9 +124,7 @@ func Bisect(ctx context.Context, good string, commits []string, e Ends, o Bisect
 	if lo >= 0 {
 		f.Parent = commits[lo]
 	}
-	for _, c := range commits[lo+1 : hi] {
-		f.Unsure = append(f.Unsure, c)
-	}
+	f.Unsure = append(f.Unsure, commits[lo+1:hi]...)
 	return f, nil
 }
 

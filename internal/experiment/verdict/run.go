@@ -109,7 +109,8 @@ func Differences(m Metric, base, candidate []*Run) (d []float64, a, b float64) {
 		set = Slowest(m.Of, base[:n], candidate[:n])
 	}
 	for i := range n {
-		x, y, diff := base[i].Level(m), candidate[i].Level(m), math.NaN()
+		x, y := base[i].Level(m), candidate[i].Level(m)
+		var diff float64
 		switch m.Kind {
 		case Centre:
 			diff, x, y = matchedMean(base[i].Columns[m.Of], candidate[i].Columns[m.Of])
