@@ -85,19 +85,23 @@ func (r gpuRow) sample() GPUSample {
 
 // WriteGPU appends samples of GPUs.
 func (w *RunWriter) WriteGPU(s []GPUSample) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.gpu.write(rowsOf(s))
+}
+
+func rowsOf(s []GPUSample) []gpuRow {
 	rows := make([]gpuRow, len(s))
 	for i := range s {
 		rows[i] = rowOf(s[i])
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.gpu.write(rows)
+	return rows
 }
 
-// GPUSamples yields the rows of gpu.parquet, or none where there is no such file.
+// GPUSamples yields the rows of gpu.parquet and of the parts after it, in order, or none where there is no such file.
 func (t *Trace) GPUSamples() iter.Seq2[GPUSample, error] {
 	return func(yield func(GPUSample, error) bool) {
-		for r, err := range samples[gpuRow](t, gpuFile) {
+		for r, err := range samples[gpuRow](t, gpuKind) {
 			if !yield(r.sample(), err) {
 				return
 			}

@@ -51,9 +51,12 @@ func Remove(where string) error {
 // ownFile reports whether this package writes a file of that name into a trace or run.
 func ownFile(name string) bool {
 	switch name {
-	case traceFile, runFile, serverFile, clientFile, gpuFile, pinFile:
+	case traceFile, runFile, pinFile:
 		return true
 	}
 	name = strings.TrimSuffix(name, damagedSuffix)
+	if sampleKind(name) != "" {
+		return true
+	}
 	return strings.HasPrefix(name, segmentPrefix) && (strings.HasSuffix(name, segmentSuffix) || strings.HasSuffix(name, journalSuffix))
 }

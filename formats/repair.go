@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -23,6 +24,7 @@ type RepairReport struct {
 	Recovered int64    // rows in them that had ended
 	CutShort  int64    // rows that were in flight, now capture_cut
 	Torn      int      // journals whose last record the death of the process had cut
+	Samples   []string // files of samples made from their journals
 	Removed   []string // unfinished files that held nothing more
 	Damaged   []string // segments that cannot be read, renamed to NAME.damaged
 }
@@ -48,7 +50,7 @@ func repair(where string) (RepairReport, error) {
 	if err != nil {
 		return r.RepairReport, err
 	}
-	var journals, tmp []string
+	var journals, sampled, tmp []string
 	ours := false
 	for _, e := range es {
 		n := e.Name()
@@ -57,6 +59,8 @@ func repair(where string) (RepairReport, error) {
 		case !ownFile(strings.TrimSuffix(n, temporary)):
 		case strings.HasSuffix(n, temporary):
 			tmp = append(tmp, n)
+		case strings.HasSuffix(n, journalSuffix) && sampleKind(n) != "":
+			sampled = append(sampled, n)
 		case strings.HasSuffix(n, journalSuffix):
 			journals = append(journals, n)
 		case strings.HasPrefix(n, segmentPrefix) && strings.HasSuffix(n, segmentSuffix):
@@ -73,6 +77,25 @@ func repair(where string) (RepairReport, error) {
 			return r.RepairReport, err
 		}
 		r.Removed = append(r.Removed, n)
+	}
+	for _, n := range sampled {
+		part, torn, err := repairSamples(r.dir, n)
+		switch {
+		case err == nil:
+		case diskFull(err):
+			return r.RepairReport, err
+		default: // the exchanges are not lost for it
+			r.Damaged = append(r.Damaged, n)
+			if err := os.Rename(filepath.Join(where, n), filepath.Join(where, n+damagedSuffix)); err != nil {
+				return r.RepairReport, err
+			}
+		}
+		if torn {
+			r.Torn++
+		}
+		if part != "" {
+			r.Samples = append(r.Samples, part)
+		}
 	}
 	for i, n := range journals {
 		if err := r.journal(n, i == len(journals)-1); err != nil {
@@ -330,43 +353,62 @@ func (w *Writer) recover() bool {
 	return true
 }
 
-// enforceQuota deletes the oldest segments that no pin holds until the rest keeps within the quota.
+// enforceQuota deletes the oldest segments and parts of samples that no pin holds until the rest keeps within the quota. The newest of
+// each kind stays.
 func (w *Writer) enforceQuota() error {
 	if w.o.Quota == 0 {
 		return nil
 	}
-	es, err := w.store.List(segmentPrefix)
-	if err != nil {
-		return err
-	}
-	total, last := int64(0), 0
-	for i, e := range es {
-		if strings.HasSuffix(e.Name, segmentSuffix) {
-			total, last = total+e.Size, i
+	total, queues := int64(0), [3][]Entry{}
+	for i, kind := range []string{segmentPrefix, serverKind, gpuKind} {
+		es, err := w.store.List(kind)
+		if i == 0 {
+			es = slices.DeleteFunc(es, func(e Entry) bool { return !strings.HasSuffix(e.Name, segmentSuffix) })
+		} else {
+			es, err = sampleParts(w.store, kind, segmentSuffix)
 		}
+		if err != nil {
+			return err
+		}
+		for _, e := range es {
+			total += e.Size
+		}
+		queues[i] = es[:max(0, len(es)-1)]
 	}
 	var pins []pin
 	if err := readJSON(w.store, pinFile, &pins); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err // better too much than what someone pinned
 	}
-	for i, e := range es {
-		if total <= w.o.Quota || i == last {
+	var heads [3]*segmentInfo
+	for total > w.o.Quota {
+		oldest := -1
+		for i := range queues {
+			for heads[i] == nil && len(queues[i]) > 0 {
+				info, err := inspectFooter(w.store, queues[i][0].Name)
+				if err != nil || pinned(pins, info.header) {
+					queues[i] = queues[i][1:] // what cannot be read is repair's business
+					continue
+				}
+				heads[i] = &info
+			}
+			if heads[i] != nil && (oldest < 0 || heads[i].header.EndUnixNS < heads[oldest].header.EndUnixNS) {
+				oldest = i
+			}
+		}
+		if oldest < 0 {
 			return nil
 		}
-		if !strings.HasSuffix(e.Name, segmentSuffix) {
-			continue
-		}
-		info, err := inspectSegment(w.store, e.Name)
-		if err != nil || pinned(pins, info.header) {
-			continue // what cannot be read is repair's business
-		}
+		e := queues[oldest][0]
 		if err := w.store.Remove(e.Name); err != nil {
 			return err
 		}
 		total -= e.Size
-		for _, n := range info.groups {
-			w.expired += n
+		if oldest == 0 {
+			for _, n := range heads[0].groups {
+				w.expired += n
+			}
 		}
+		queues[oldest], heads[oldest] = queues[oldest][1:], nil
 	}
 	return nil
 }

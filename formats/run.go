@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	serverFile = "server.parquet"
-	clientFile = "client.parquet"
-	gpuFile    = "gpu.parquet"
+	serverFile = serverKind + segmentSuffix
+	clientFile = clientKind + segmentSuffix
+	gpuFile    = gpuKind + segmentSuffix
 	seriesRows = 1 << 16 // rows of a row group of a series file
 )
 

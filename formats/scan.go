@@ -253,23 +253,37 @@ func (c *column) fill(x *Exchange, v *vector, i int) {
 	}
 }
 
-// ServerSamples yields the rows of server.parquet, or none where there is no such file.
+// ServerSamples yields the rows of server.parquet and of the parts after it, in order, or none where there is no such file.
 func (t *Trace) ServerSamples() iter.Seq2[ServerSample, error] {
-	return samples[ServerSample](t, serverFile)
+	return samples[ServerSample](t, serverKind)
 }
 
 // ClientSamples yields the rows of client.parquet, or none where there is no such file.
 func (t *Trace) ClientSamples() iter.Seq2[ClientSample, error] {
-	return samples[ClientSample](t, clientFile)
+	return samples[ClientSample](t, clientKind)
 }
 
-// samples reads one of the series files beside the exchanges.
-func samples[T any](t *Trace, name string) iter.Seq2[T, error] {
+// samples reads the series files of one kind beside the exchanges.
+func samples[T any](t *Trace, kind string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		err := eachSample(t.store, name, func(v T) bool { return yield(v, nil) })
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		parts, err := sampleParts(t.store, kind, segmentSuffix)
+		bad := func(err error) bool {
 			var zero T
-			yield(zero, fmt.Errorf("read run %s: %s: %w", t.Name, name, err))
+			return yield(zero, fmt.Errorf("read %s: %w", t.Name, err))
+		}
+		if err != nil {
+			bad(err)
+			return
+		}
+		more := true
+		for _, p := range parts {
+			err := eachSample(t.store, p.Name, func(v T) bool { more = yield(v, nil); return more })
+			if err != nil && !errors.Is(err, fs.ErrNotExist) { // a quota may have deleted it since
+				more = bad(fmt.Errorf("%s: %w", p.Name, err))
+			}
+			if !more {
+				return
+			}
 		}
 	}
 }
@@ -281,6 +295,11 @@ func eachSample[T any](s Store, name string, f func(T) bool) error {
 		return err
 	}
 	defer o.Close()
+	return eachRow(o, f)
+}
+
+// eachRow is eachSample of an object that is open.
+func eachRow[T any](o ObjectReader, f func(T) bool) error {
 	file, err := openParquet(o)
 	if err != nil {
 		return err

@@ -178,8 +178,13 @@ type segmentInfo struct {
 	groups []int64 // rows of each row group
 }
 
-// inspectSegment reads a segment's footer.
-func inspectSegment(s Store, name string) (segmentInfo, error) {
+// inspectSegment reads a segment's footer, and looks whether the columns are there that every trace has.
+func inspectSegment(s Store, name string) (segmentInfo, error) { return inspect(s, name, columns) }
+
+// inspectFooter reads the footer of a segment or of a part of samples.
+func inspectFooter(s Store, name string) (segmentInfo, error) { return inspect(s, name, nil) }
+
+func inspect(s Store, name string, columns []*column) (segmentInfo, error) {
 	r, err := s.Open(name)
 	if err != nil {
 		return segmentInfo{}, bare(err)

@@ -71,6 +71,8 @@ type Writer struct {
 	flying  map[int64][]byte // journal bodies of the exchanges in flight
 	stalled bool             // the open segment was lost to a full disk; its rows are in the journal
 	tried   time.Time
+	server  *sampleLog[ServerSample] // nil where none was written
+	gpu     *sampleLog[gpuRow]
 	err     error
 }
 
@@ -390,7 +392,7 @@ func putJSON(s Store, name string, v any) error {
 // Close writes the open segment and the header. The trace is not complete before it returns nil. Exchanges still in flight are rows that
 // ended as capture_cut only where the process dies; the caller writes or forgets them first.
 func (w *Writer) Close() error {
-	err := w.close()
+	err := errors.Join(w.close(), w.closeSamples())
 	if w.lock != nil {
 		err = errors.Join(err, w.lock.Close())
 		w.lock = nil

@@ -28,9 +28,9 @@ A trace that is in order is left as it is; one that is being written is refused.
 				return err
 			}
 			if asJSON {
-				return json.NewEncoder(a.out).Encode(repairAnswer{r.Segments, r.Recovered, r.CutShort, r.Torn, list(r.Rebuilt), list(r.Removed), list(r.Damaged)})
+				return json.NewEncoder(a.out).Encode(repairAnswer{r.Segments, r.Recovered, r.CutShort, r.Torn, list(r.Rebuilt), list(r.Samples), list(r.Removed), list(r.Damaged)})
 			}
-			if len(r.Rebuilt)+len(r.Removed)+len(r.Damaged) == 0 {
+			if len(r.Rebuilt)+len(r.Samples)+len(r.Removed)+len(r.Damaged) == 0 {
 				fmt.Fprintf(a.out, "%s: in order, %d segments\n", args[0], r.Segments)
 				return nil
 			}
@@ -38,7 +38,7 @@ A trace that is in order is left as it is; one that is being written is refused.
 			for _, l := range []struct {
 				name  string
 				files []string
-			}{{"rebuilt", r.Rebuilt}, {"removed", r.Removed}, {"set aside", r.Damaged}} {
+			}{{"rebuilt", r.Rebuilt}, {"samples", r.Samples}, {"removed", r.Removed}, {"set aside", r.Damaged}} {
 				if len(l.files) > 0 {
 					fmt.Fprintf(a.out, "  %-10s %s\n", l.name, strings.Join(l.files, ", "))
 				}
@@ -57,6 +57,7 @@ type repairAnswer struct {
 	CutShort  int64    `json:"cut_short"`
 	Torn      int      `json:"torn_journals"`
 	Rebuilt   []string `json:"rebuilt"`
+	Samples   []string `json:"samples"`
 	Removed   []string `json:"removed"`
 	Damaged   []string `json:"damaged"`
 }

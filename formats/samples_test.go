@@ -1,0 +1,288 @@
+package formats
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// sampleRows are a page's worth of samples at a time.
+func sampleRows(at int64, n int) []ServerSample {
+	rows := make([]ServerSample, n)
+	for i := range rows {
+		rows[i] = ServerSample{UnixNS: at, Target: "http://server", Series: fmt.Sprint("series_", i), Labels: `a="b"`, Value: float64(at) / 3}
+	}
+	return rows
+}
+
+// readTimes returns the times of the server's and the GPUs' samples of a trace, in the order they come.
+func readTimes(t *testing.T, where string) (server, gpu []int64) {
+	t.Helper()
+	tr, err := Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	for s, err := range tr.ServerSamples() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		server = append(server, s.UnixNS)
+	}
+	for s, err := range tr.GPUSamples() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		gpu = append(gpu, s.UnixNS)
+	}
+	return server, gpu
+}
+
+func names(t *testing.T, where string) []string {
+	t.Helper()
+	es, err := os.ReadDir(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range es {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+// TestSamplesRotate: samples of an hour stand in several parts, in order; the trace reads them as one, and Remove takes them along.
+func TestSamplesRotate(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "trace")
+	var want []int64
+	synctest.Test(t, func(t *testing.T) {
+		w, err := Create(where, Header{ToolVersion: "v"}, SegmentOptions{Journal: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range int64(60) {
+			if err := errors.Join(w.WriteServer(sampleRows(i, 2)), w.WriteGPU([]GPUSample{{UnixNS: i, UUID: "GPU-1", SMUtil: Of(0.0), Throttle: []string{}}}), w.WriteServer(nil)); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, i)
+			time.Sleep(time.Minute)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.WriteServer(sampleRows(1, 1)); err == nil {
+			t.Error("a closed writer takes samples")
+		}
+	})
+	if n := names(t, where); !slices.Equal(n, []string{"exchanges-00001.parquet", "gpu-00002.parquet", "gpu-00003.parquet", "gpu-00004.parquet", "gpu.parquet",
+		"server-00002.parquet", "server-00003.parquet", "server-00004.parquet", "server.parquet", "trace.json"}) {
+		t.Errorf("%q", n)
+	}
+	server, gpu := readTimes(t, where)
+	if !slices.Equal(gpu, want) || len(server) != 2*len(want) || !slices.IsSorted(server) {
+		t.Errorf("%v %v", gpu, server)
+	}
+	tr, err := Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s := range tr.GPUSamples() { // what is zero and what is unknown stay apart
+		if s.SMUtil != Of(0.0) || s.MemUtil.Valid || s.Throttle == nil || s.Processes != nil {
+			t.Errorf("%+v", s)
+		}
+		break
+	}
+	if err := Remove(where); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSamplesCrash: what was sampled before the process died comes back, up to a torn record, once; a trace that goes on after it counts
+// its parts on.
+func TestSamplesCrash(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "trace")
+	h := Header{ToolVersion: "v"}
+	w, err := Create(where, h, SegmentOptions{Journal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(5) {
+		if err := errors.Join(w.WriteServer(sampleRows(i, 3)), w.WriteGPU([]GPUSample{{UnixNS: i, UUID: "GPU-1"}})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.lock.Close() // the process is gone
+	journal := filepath.Join(where, "server.journal")
+	b, err := os.ReadFile(journal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(journal, b[:len(b)-7], 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(where, "server.parquet.tmp"), b, 0o666); err != nil { // it was being folded
+		t.Fatal(err)
+	}
+	w, err = Create(where, h, SegmentOptions{Journal: true, Append: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if server, gpu := readLive(t, w); server != 12 || gpu != 5 {
+		t.Errorf("%d, %d after the repair", server, gpu)
+	}
+	if err := errors.Join(w.WriteServer(sampleRows(9, 1)), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	server, _ := readTimes(t, where)
+	if !slices.Equal(server, []int64{0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 9}) {
+		t.Errorf("%v", server)
+	}
+	// Folding was done, the journal was not removed yet: the same again.
+	if err := os.WriteFile(journal, b, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Repair(where)
+	if err != nil || !slices.Equal(r.Samples, []string{"server.parquet"}) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if server, _ := readTimes(t, where); len(server) != 16 {
+		t.Errorf("%v", server)
+	}
+}
+
+// readLive counts the samples of a trace that is being written.
+func readLive(t *testing.T, w *Writer) (server, gpu int) {
+	t.Helper()
+	tr := &Trace{Name: w.where, store: w.store}
+	for _, err := range tr.ServerSamples() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		server++
+	}
+	for _, err := range tr.GPUSamples() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		gpu++
+	}
+	return server, gpu
+}
+
+// TestSamplesDamaged: a journal of samples that cannot be read is set aside; the exchanges come back all the same.
+func TestSamplesDamaged(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "trace")
+	w, err := Create(where, Header{}, SegmentOptions{Journal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Write(&Exchange{ArrivalUnixNS: 1}), w.WriteServer(sampleRows(1, 1))); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.server.j.raw([]byte("sno Parquet file")); err != nil { // whole, and wrong
+		t.Fatal(err)
+	}
+	w.lock.Close()
+	r, err := Repair(where)
+	if err != nil || r.Recovered != 1 || !slices.Equal(r.Damaged, []string{"server.journal"}) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if n := names(t, where); !slices.Equal(n, []string{"exchanges-00001.parquet", "server.journal.damaged", "trace.json"}) {
+		t.Errorf("%q", n)
+	}
+	if err := Remove(where); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSamplesQuota: the quota deletes samples and segments by their age, whichever there are, but not the newest of a kind, and not what is
+// pinned.
+func TestSamplesQuota(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "trace")
+	w, err := Create(where, Header{}, SegmentOptions{Journal: true, Quota: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Pin(where, 2, 2); err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(5) { // five parts: an old journal each time
+		if err := w.WriteServer(sampleRows(i, 1)); err != nil {
+			t.Fatal(err)
+		}
+		w.server.opened = w.server.opened.Add(-samplesAge)
+		if err := w.WriteServer(sampleRows(i, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if server, _ := readTimes(t, where); !slices.Equal(server, []int64{2, 2, 4, 4}) {
+		t.Errorf("%v", server)
+	}
+}
+
+// TestSamplesFull: a full disk is the samples' error only, and is named.
+func TestSamplesFull(t *testing.T) {
+	w, err := Create(filepath.Join(t.TempDir(), "trace"), Header{}, SegmentOptions{Journal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := openAppend
+	openAppend = func(string) (appendFile, error) { return nil, syscall.ENOSPC }
+	err = w.WriteServer(sampleRows(1, 1))
+	openAppend = before
+	if !errors.Is(err, ErrFull) {
+		t.Error(err)
+	}
+	if err := errors.Join(w.Write(&Exchange{ArrivalUnixNS: 1}), w.WriteServer(sampleRows(1, 1)), w.Close()); err != nil {
+		t.Error(err)
+	}
+	single, err := Create(filepath.Join(t.TempDir(), "x.parquet"), Header{}, SegmentOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := single.WriteGPU([]GPUSample{{}}); err == nil || !strings.Contains(err.Error(), "directory") {
+		t.Error(err)
+	}
+	if err := single.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// FuzzSamplesJournal: no bytes make folding panic.
+func FuzzSamplesJournal(f *testing.F) {
+	var j bytes.Buffer
+	where := filepath.Join(f.TempDir(), "trace")
+	w, err := Create(where, Header{}, SegmentOptions{Journal: true})
+	if err != nil {
+		f.Fatal(err)
+	}
+	if err := w.WriteServer(sampleRows(1, 2)); err != nil {
+		f.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(where, "server.journal"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	j.Write(b)
+	f.Add(j.Bytes())
+	f.Add(j.Bytes()[:len(b)/2])
+	f.Add([]byte(journalMagic))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		d := t.TempDir()
+		if err := os.WriteFile(filepath.Join(d, "server.journal"), b, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		foldSamples[ServerSample](directory(d), "server.journal")
+	})
+}
