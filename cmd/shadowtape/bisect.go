@@ -44,7 +44,7 @@ commit before it are launched in pairs.`,
 		Example: `  shadowtape bisect --good v1.4 --bad main --build "make image" --deploy deploy/main.yaml --trace prod.trace -o bisect1
   shadowtape bisect --good 3f2c1ab --bad HEAD --metric ttft --deploy deploy/main.yaml --trace prod.trace --duration 2m -o bisect2
   shadowtape bisect --good main~20 --bad main --metric capacity --saturate 1000 --deploy deploy/main.yaml --trace prod.trace -o bisect3`,
-		Args: cobra.NoArgs,
+		Args: exactArgs(),
 		RunE: func(c *cobra.Command, _ []string) error { return a.bisect(c, o) },
 	}
 	f := c.Flags()

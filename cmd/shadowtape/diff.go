@@ -127,7 +127,7 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 		flagGroup{"One run a side", []string{"single-run", "min-effect", "min-tail", "seed"}},
 		flagGroup{"Both", []string{"slo", "allow-invalid"}},
 		flagGroup{"Money, one run a side", []string{"gpu-hour-price", "fleet-gpus"}},
-		flagGroup{"Result", append([]string{"html", "force"}, judgeWhere...)},
+		flagGroup{"Result", append([]string{"force"}, judgeWhere...)},
 	)
 	return c
 }

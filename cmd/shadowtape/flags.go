@@ -17,7 +17,8 @@ type flagGroup struct {
 	names []string
 }
 
-// groupFlags makes a verb's help show its flags by purpose. A flag that no group names stands under "Other flags".
+// groupFlags makes a verb's help show its flags by purpose. A flag stands once, in the first group that
+// names it; one that no group names stands under "Other flags".
 func groupFlags(c *cobra.Command, groups ...flagGroup) {
 	c.SetUsageFunc(func(c *cobra.Command) error {
 		var b strings.Builder
@@ -35,7 +36,7 @@ func groupFlags(c *cobra.Command, groups ...flagGroup) {
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			fs.SortFlags = false
 			for _, n := range g.names {
-				if f := c.Flags().Lookup(n); f != nil {
+				if f := c.Flags().Lookup(n); f != nil && !seen[n] {
 					fs.AddFlag(f)
 					seen[n] = true
 				}

@@ -55,7 +55,7 @@ docs/GATE.md explains the test and says how often it is wrong. --aa runs the bas
 		Example: `  shadowtape gate --base main.yaml --candidate pr.yaml --trace prod.trace --budget 30m --db history -o gate1 --md comment.md
   shadowtape gate --base main.yaml --aa --trace prod.trace --pairs 5 --db history --record -o aa1
   shadowtape gate --tier pr --candidate pr.yaml --trace prod.trace --db history -o quick`,
-		Args: cobra.NoArgs,
+		Args: exactArgs(),
 		RunE: func(c *cobra.Command, _ []string) error { return a.gate(c, o) },
 	}
 	f := c.Flags()

@@ -110,7 +110,7 @@ func historyList(a *app, dir *string) *cobra.Command {
 		Example: `  shadowtape history list
   shadowtape history list --json
   shadowtape history list --csv > levels.csv`,
-		Args: cobra.NoArgs,
+		Args: exactArgs(),
 		RunE: func(*cobra.Command, []string) error {
 			db, err := a.loadHistory(*dir)
 			switch {
@@ -260,7 +260,7 @@ func historyAnchor(a *app, dir *string) *cobra.Command {
 		Example: `  shadowtape history anchor --nights 5 --reason "release 1.4"
   shadowtape history anchor --series 5d0c3fa2b1e9
   shadowtape history check`,
-		Args: cobra.NoArgs,
+		Args: exactArgs(),
 		RunE: func(*cobra.Command, []string) error {
 			if nights < 1 {
 				return usageError(errors.New("--nights is at least 1"), "")
@@ -305,7 +305,7 @@ func historyCheck(a *app, dir *string) *cobra.Command {
 		Example: `  shadowtape history check
   shadowtape history check --json
   shadowtape history check --db perf/history || notify`,
-		Args: cobra.NoArgs,
+		Args: exactArgs(),
 		RunE: func(*cobra.Command, []string) error {
 			db, err := a.loadHistory(*dir)
 			if err != nil {
@@ -356,7 +356,7 @@ func historyTrend(a *app, dir *string) *cobra.Command {
 		Example: `  shadowtape history trend --html trend.html
   shadowtape history trend --html trend.html --all
   shadowtape history trend --db perf/history --html public/index.html`,
-		Args: cobra.NoArgs,
+		Args: exactArgs(),
 		RunE: func(*cobra.Command, []string) error {
 			if html == "" {
 				return usageError(errors.New("--html is missing"), "shadowtape history trend --html FILE")
@@ -389,7 +389,7 @@ func historyDigest(a *app, dir *string) *cobra.Command {
 		Example: `  shadowtape history digest
   shadowtape history digest --since 14d --md digest.md
   shadowtape history digest --db perf/history | mail -s performance team@example.org`,
-		Args: cobra.NoArgs,
+		Args: exactArgs(),
 		RunE: func(*cobra.Command, []string) error {
 			span, err := parseDays(since)
 			if err != nil {

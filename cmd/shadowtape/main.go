@@ -97,11 +97,31 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 	for _, v := range verbs {
 		root.AddCommand(v(a))
 	}
+	root.SetHelpCommand(helpCommand(root))
 	root.SetArgs(spread(args))
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errw)
 	return a.report(root.ExecuteContext(ctx))
+}
+
+// helpCommand is cobra's, but for an unknown verb, which is a mistake as everywhere.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [VERB]",
+		Short: "Help about any command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			c, rest, err := root.Find(args)
+			if err != nil {
+				return err
+			}
+			if len(rest) > 0 {
+				return noVerb(strings.Join(args, " "))
+			}
+			c.InitDefaultHelpFlag()
+			return c.Help()
+		},
+	}
 }
 
 func noVerb(name string) error {
@@ -156,9 +176,12 @@ func exitWith(code int, err error, hint string) error { return &exitError{code, 
 // withHint adds a hint to an error that fails the command.
 func withHint(err error, hint string) error { return &exitError{exitFailed, err, hint} }
 
-// exactArgs is cobra.ExactArgs with our exit code and the names of what is missing.
+// exactArgs is cobra.ExactArgs with our exit code and the names of what is missing; without names it allows no argument.
 func exactArgs(names ...string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
+		if len(names) == 0 && len(args) > 0 {
+			return usageError(fmt.Errorf("%s takes no arguments, not %q", c.Name(), args[0]), c.CommandPath()+" --help")
+		}
 		if len(args) != len(names) {
 			return usageError(fmt.Errorf("%s takes %s, not %d arguments", c.Name(), strings.Join(names, " "), len(args)), c.CommandPath()+" --help")
 		}

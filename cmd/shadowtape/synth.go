@@ -45,7 +45,12 @@ Sharing:   --prefix roots=10,share=40%,block=16  --sessions turns=5,think=60s,to
 		Example: `  shadowtape synth --preset short --rate 10 --duration 10m -o short.trace
   shadowtape synth --arrival mmpp:burst=10,on=10s,off=50s --rate 5 --input lognormal:p50=700,p99=8000 --output exponential:mean=200 --duration 1h -o bursty.trace
   shadowtape synth workload.json --duration 24h --rate 20 --seed 7 -o day.trace`,
-		Args: cobra.MaximumNArgs(1),
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return exactArgs("WORKLOAD.json")(c, args)
+			}
+			return nil
+		},
 		RunE: func(c *cobra.Command, args []string) error { return a.synth(c, args, f) },
 	}
 	fl := c.Flags()
