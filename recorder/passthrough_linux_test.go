@@ -118,9 +118,11 @@ func (w *faultySegments) Write(x *formats.Exchange) error {
 	return nil
 }
 
-func (w *faultySegments) Rotate() error           { return nil }
-func (w *faultySegments) Header() *formats.Header { return &w.h }
-func (w *faultySegments) Close() error            { w.closed++; return nil }
+func (w *faultySegments) WriteServer([]formats.ServerSample) error { return nil }
+func (w *faultySegments) WriteGPU([]formats.GPUSample) error       { return nil }
+func (w *faultySegments) Rotate() error                            { return nil }
+func (w *faultySegments) Header() *formats.Header                  { return &w.h }
+func (w *faultySegments) Close() error                             { w.closed++; return nil }
 
 func addsUp(t *testing.T, c formats.Counters) {
 	t.Helper()

@@ -15,6 +15,8 @@ type Segments interface {
 	Begin(*formats.Exchange) error
 	Forget(id int64) error
 	Write(*formats.Exchange) error
+	WriteServer([]formats.ServerSample) error
+	WriteGPU([]formats.GPUSample) error
 	Rotate() error
 	Header() *formats.Header
 	Close() error
@@ -43,6 +45,7 @@ type Spool struct {
 	dropped map[string]int64
 	begun   map[*formats.Exchange]bool
 	written int64
+	samples map[string]int64 // notes
 	first   int64
 	last    int64
 	errs    []string // distinct errors of the writer, for the user
@@ -57,10 +60,12 @@ type Spool struct {
 }
 
 type spooled struct {
-	kind spoolKind
-	x    *formats.Exchange
-	row  *formats.Exchange // of spoolBegin: what is known of x
-	cost int64
+	kind   spoolKind
+	x      *formats.Exchange
+	row    *formats.Exchange // of spoolBegin: what is known of x
+	server []formats.ServerSample
+	gpu    []formats.GPUSample
+	cost   int64
 }
 
 const forgetCost = 64
@@ -71,6 +76,13 @@ const (
 	spoolEmit spoolKind = iota
 	spoolBegin
 	spoolForget
+	spoolSamples
+)
+
+// The notes about samples of the server and its GPUs.
+const (
+	samplesWritten = "samples_written"
+	samplesDropped = "samples_dropped"
 )
 
 // The reasons for which a spool drops exchanges.
@@ -95,7 +107,7 @@ func NewSpool(w Segments, source func() SourceStats, o SpoolOptions) *Spool {
 	if source == nil {
 		source = newSourceStats
 	}
-	s := &Spool{o: o, source: source, w: w, ended: make(chan struct{}), wake: make(chan struct{}, 1), dropped: map[string]int64{}, begun: map[*formats.Exchange]bool{}, flying: map[*formats.Exchange]int64{}}
+	s := &Spool{o: o, source: source, w: w, ended: make(chan struct{}), wake: make(chan struct{}, 1), dropped: map[string]int64{}, samples: map[string]int64{}, begun: map[*formats.Exchange]bool{}, flying: map[*formats.Exchange]int64{}}
 	go s.run()
 	return s
 }
@@ -113,6 +125,39 @@ func (s *Spool) Begin(x, known *formats.Exchange) {
 // Forget says that x, which has begun, will not be emitted.
 func (s *Spool) Forget(x *formats.Exchange) {
 	s.put(spooled{kind: spoolForget, x: x, cost: forgetCost})
+}
+
+// Server hands samples of the server's metrics over, which the spool then keeps, or drops and counts them: they may fill a quarter of the
+// queue. It never blocks, and its error is always nil, so that sampling goes on.
+func (s *Spool) Server(rows []formats.ServerSample) error {
+	cost := 0
+	for i := range rows {
+		cost += 64 + len(rows[i].Series) + len(rows[i].Labels)
+	}
+	s.sample(spooled{kind: spoolSamples, server: rows, cost: int64(cost)})
+	return nil
+}
+
+// GPU does for samples of GPUs what Server does for a server's.
+func (s *Spool) GPU(rows []formats.GPUSample) error {
+	s.sample(spooled{kind: spoolSamples, gpu: rows, cost: 512 * int64(len(rows))})
+	return nil
+}
+
+func (s *Spool) sample(q spooled) {
+	s.mu.Lock()
+	if s.closing || s.bytes+q.cost > s.o.QueueBytes/4 {
+		s.samples[samplesDropped] += int64(len(q.server) + len(q.gpu))
+		s.mu.Unlock()
+		return
+	}
+	s.queue = append(s.queue, q)
+	s.bytes += q.cost
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
 }
 
 func (s *Spool) put(q spooled) {
@@ -183,12 +228,22 @@ func (s *Spool) run() {
 
 func (s *Spool) take(q spooled) {
 	if s.w == nil && !s.reopen() {
-		if q.kind == spoolEmit {
+		switch q.kind {
+		case spoolEmit:
 			s.drop(droppedWriter)
+		case spoolSamples:
+			s.sampled(samplesDropped, q)
 		}
 		return
 	}
 	switch q.kind {
+	case spoolSamples:
+		if err := errors.Join(s.w.WriteServer(q.server), s.w.WriteGPU(q.gpu)); err != nil { // the exchanges go on
+			s.sampled(samplesDropped, q)
+			s.complain(err)
+			return
+		}
+		s.sampled(samplesWritten, q)
 	case spoolBegin:
 		if err := s.w.Begin(q.row); err != nil {
 			s.failed(err)
@@ -234,13 +289,24 @@ func (s *Spool) drop(reason string) {
 	s.mu.Unlock()
 }
 
-// failed notes an error of the writer. A full disk may have room again; anything else is that writer's end.
-func (s *Spool) failed(err error) {
+func (s *Spool) sampled(note string, q spooled) {
+	s.mu.Lock()
+	s.samples[note] += int64(len(q.server) + len(q.gpu))
+	s.mu.Unlock()
+}
+
+// complain keeps an error of the writer for the user.
+func (s *Spool) complain(err error) {
 	s.mu.Lock()
 	if text := err.Error(); len(s.errs) < 8 && (len(s.errs) == 0 || s.errs[len(s.errs)-1] != text) {
 		s.errs = append(s.errs, text)
 	}
 	s.mu.Unlock()
+}
+
+// failed notes an error of the writer. A full disk may have room again; anything else is that writer's end.
+func (s *Spool) failed(err error) {
+	s.complain(err)
 	if errors.Is(err, formats.ErrFull) {
 		return
 	}
@@ -335,6 +401,12 @@ func (s *Spool) counters(src SourceStats) formats.Counters {
 			c.Dropped += n
 			c.Reasons["dropped_"+reason] += n
 		}
+	}
+	if c.Notes == nil {
+		c.Notes = map[string]int64{}
+	}
+	for note, n := range s.samples {
+		c.Notes[note] += n
 	}
 	c.Seen = c.Filtered + c.Dropped + c.Written
 	return c

@@ -11,12 +11,14 @@ import (
 
 // rowSegments keeps rows; it fails for good at row failAt.
 type rowSegments struct {
-	rows   []int64
-	failAt int
-	begun  map[int64]bool
-	closed bool
-	h      formats.Header
-	id     int64
+	rows      []int64
+	failAt    int
+	begun     map[int64]bool
+	closed    bool
+	samples   int
+	sampleErr error
+	h         formats.Header
+	id        int64
 }
 
 func (w *rowSegments) Begin(x *formats.Exchange) error {
@@ -34,9 +36,17 @@ func (w *rowSegments) Write(x *formats.Exchange) error {
 	delete(w.begun, x.ExchangeID)
 	return nil
 }
-func (w *rowSegments) Rotate() error           { return nil }
-func (w *rowSegments) Header() *formats.Header { return &w.h }
-func (w *rowSegments) Close() error            { w.closed = true; return nil }
+func (w *rowSegments) WriteServer(s []formats.ServerSample) error {
+	if w.sampleErr != nil && len(s) > 0 {
+		return w.sampleErr
+	}
+	w.samples += len(s)
+	return nil
+}
+func (w *rowSegments) WriteGPU(s []formats.GPUSample) error { w.samples += len(s); return nil }
+func (w *rowSegments) Rotate() error                        { return nil }
+func (w *rowSegments) Header() *formats.Header              { return &w.h }
+func (w *rowSegments) Close() error                         { w.closed = true; return nil }
 
 // TestSpoolReopens: after a writer has failed another is opened, when it is time; each one's header accounts for its own share.
 func TestSpoolReopens(t *testing.T) {
@@ -128,3 +138,35 @@ type hanging struct {
 }
 
 func (w *hanging) Begin(x *formats.Exchange) error { <-w.release; return w.rowSegments.Begin(x) }
+
+// TestSpoolSamples: samples are written, or dropped and counted, and never stand in the exchanges' way: neither their errors nor their
+// number.
+func TestSpoolSamples(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &rowSegments{begun: map[int64]bool{}}
+		s := NewSpool(w, nil, SpoolOptions{QueueBytes: 4 * 64 * 10})
+		s.Server(make([]formats.ServerSample, 5))
+		synctest.Wait()
+		s.GPU(make([]formats.GPUSample, 1))
+		synctest.Wait()
+		s.Server(make([]formats.ServerSample, 11)) // more than a quarter of the queue
+		synctest.Wait()
+		w.sampleErr = errors.New("no space for samples")
+		for range 2 {
+			s.Server(make([]formats.ServerSample, 3))
+			synctest.Wait()
+		}
+		s.Emit(&formats.Exchange{ArrivalUnixNS: 1})
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		s.Server(make([]formats.ServerSample, 1))
+		st := s.Stats()
+		if w.samples != 6 || st.Notes[samplesWritten] != 6 || st.Notes[samplesDropped] != 11+6+1 || st.Written != 1 || st.Dropped != 0 || len(st.Warnings) != 1 {
+			t.Errorf("%d, %+v", w.samples, st)
+		}
+		if w.h.Counters.Notes[samplesDropped] != 17 {
+			t.Errorf("%+v", w.h.Counters)
+		}
+	})
+}
