@@ -162,6 +162,9 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 		return d, fmt.Errorf("compare %s with %s: %w: %s does not say when its answers came", a.Label, b.Label, ErrIncomparable, silent.Label)
 	}
 	d.Metrics = append(d.Metrics, m.failures(sa, sb, o))
+	if sa.Requests.Dropped > 0 || sb.Requests.Dropped > 0 {
+		d.Metrics = append(d.Metrics, m.drops(sa, sb, a.Manifest != nil && b.Manifest != nil, o))
+	}
 	if len(o.SLO) > 0 {
 		d.Metrics = append(d.Metrics, m.attainment(sa, sb, o))
 	}
@@ -320,21 +323,36 @@ func change(t *Metric, name, statistic string, a, b, rel, lo, hi, minimum float6
 	}
 }
 
-// failures compares the share of sent requests that failed, in percentage points.
+// failures compares the share of sent requests that failed, in percentage points. A request that one side never sent says nothing.
 func (m *matched) failures(sa, sb Summary, o CompareOptions) Change {
-	return m.shares("error_rate", "lower", "share of requests sent that failed", sa, sb, func(p *pair) (bool, bool) { return p.failedBase, p.failedCandidate }, o)
+	return m.shares("error_rate", "lower", "share of requests sent that failed", sa, sb, func(p *pair) (bool, bool, bool) {
+		return p.failedBase, p.failedCandidate, !p.dropBase && !p.dropCandidate
+	}, o)
+}
+
+// drops compares the share of the schedule that was never sent: what a slower server's latencies leave out. It decides between two
+// replays only: a recording drops nothing, and its replay drops what cannot be asked again.
+func (m *matched) drops(sa, sb Summary, replays bool, o CompareOptions) Change {
+	c := m.shares("drop_rate", "lower", "share of requests that were not sent", sa, sb, func(p *pair) (bool, bool, bool) {
+		return p.dropBase, p.dropCandidate, true
+	}, o)
+	c.Gates = replays
+	return c
 }
 
 // attainment compares the share of requests that complete and meet every limit.
 func (m *matched) attainment(sa, sb Summary, o CompareOptions) Change {
-	return m.shares("slo_attainment", "higher", "share of requests that meet every limit", sa, sb, func(p *pair) (bool, bool) { return p.metBase, p.metCandidate }, o)
+	return m.shares("slo_attainment", "higher", "share of requests that meet every limit", sa, sb, func(p *pair) (bool, bool, bool) { return p.metBase, p.metCandidate, true }, o)
 }
 
-func (m *matched) shares(name, better, statistic string, sa, sb Summary, of func(*pair) (base, candidate bool), o CompareOptions) Change {
+func (m *matched) shares(name, better, statistic string, sa, sb Summary, of func(*pair) (base, candidate, counts bool), o CompareOptions) Change {
 	sum, n := make([]float64, m.blocks), make([]float64, m.blocks)
 	for i := range m.pairs {
 		p := &m.pairs[i]
-		a, b := of(p)
+		a, b, counts := of(p)
+		if !counts {
+			continue
+		}
 		if b {
 			sum[p.block]++
 		}
@@ -348,6 +366,9 @@ func (m *matched) shares(name, better, statistic string, sa, sb Summary, of func
 		for i, w := range times {
 			s += float64(w) * sum[i]
 			c += float64(w) * n[i]
+		}
+		if c == 0 {
+			return 0
 		}
 		return s / c
 	})

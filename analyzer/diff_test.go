@@ -108,6 +108,36 @@ func TestFailuresCount(t *testing.T) {
 	}
 }
 
+// A request that the client dropped has not failed; but two replays differ by what they dropped, and the latencies of the rest do not say so.
+func TestDropsCount(t *testing.T) {
+	a, b := replayed("base", 500, 1, 3), replayed("candidate", 500, 0.8, 4)
+	drop := func(s *Run) {
+		for i, x := range s.rows {
+			if i%20 == 0 {
+				*x = formats.Exchange{ExchangeID: x.ExchangeID, SourceID: x.SourceID, ArrivalIndex: x.ArrivalIndex, Phase: x.Phase, ArrivalUnixNS: x.ArrivalUnixNS,
+					ErrorKind: formats.ErrorMaxInFlight, EndReason: formats.EndNotSent}
+			}
+		}
+		s.Manifest.Requests.Sent, s.Manifest.Requests.Completed, s.Manifest.Requests.Dropped = 475, 475, 25
+	}
+	drop(b)
+	d := mustCompare(t, a, b, CompareOptions{})
+	if c := d.named("drop_rate"); d.Verdict != Worse || c.Verdict != Worse || c.ChangePct.V != 5 {
+		t.Errorf("%s, %+v", d.Verdict, c)
+	}
+	if c := d.named("error_rate"); c.Verdict != Same || c.Interval[0].V != 0 || c.Interval[1].V != 0 {
+		t.Errorf("nothing failed: %+v", c)
+	}
+	drop(a)
+	if c := mustCompare(t, a, b, CompareOptions{}).named("drop_rate"); c.Verdict != Same || c.ChangePct.V != 0 {
+		t.Errorf("both dropped the same: %+v", c)
+	}
+	a.Manifest = nil // a recording: what its replay could not ask again is nobody's fault
+	if c := mustCompare(t, a, b, CompareOptions{}).named("drop_rate"); c.Gates {
+		t.Errorf("drops of a replay decide against its recording: %+v", c)
+	}
+}
+
 func TestARecordingIsABaseline(t *testing.T) {
 	recording := replayed("recording", 300, 1, 3)
 	recording.Manifest = nil

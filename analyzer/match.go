@@ -25,6 +25,7 @@ type sideRequest struct {
 	input, output int64 // −1 unknown
 	values        []float32
 	failed, met   bool
+	dropped       bool // never sent
 }
 
 // pair is one request of the schedule on both sides.
@@ -33,6 +34,7 @@ type pair struct {
 	block                       int32
 	failedBase, failedCandidate bool
 	metBase, metCandidate       bool
+	dropBase, dropCandidate     bool
 }
 
 // matched are the requests of two runs of one schedule.
@@ -98,7 +100,7 @@ func match(a, b *Run, o CompareOptions) (*matched, error) {
 		if span > 0 {
 			block = int32(float64(p.at-first) / float64(span+1) * float64(m.blocks))
 		}
-		m.pairs = append(m.pairs, pair{p.values, q.values, min(block, int32(m.blocks-1)), p.failed, q.failed, p.met, q.met})
+		m.pairs = append(m.pairs, pair{p.values, q.values, min(block, int32(m.blocks-1)), p.failed, q.failed, p.met, q.met, p.dropped, q.dropped})
 	}
 	return m, nil
 }
@@ -130,7 +132,7 @@ func (m *matched) check(keys []int64, x, y map[int64]*sideRequest, refuse func(s
 		if p.input >= 0 && q.input >= 0 {
 			inA, inB = inA+float64(p.input), inB+float64(q.input)
 		}
-		if p.output >= 0 && q.output >= 0 && !p.failed && !q.failed {
+		if p.output >= 0 && q.output >= 0 && !p.failed && !q.failed && !p.dropped && !q.dropped {
 			outA, outB = outA+float64(p.output), outB+float64(q.output)
 		}
 	}
@@ -166,7 +168,7 @@ func loadComparable(r *Run, o CompareOptions) (*sideRun, error) {
 		}
 		oc := outcomeOf(x)
 		c := &sideRequest{
-			at: x.ArrivalUnixNS, input: x.InputTokens.Or(-1), output: x.OutputTokens.Or(-1), failed: oc == outcomeFailed || oc == outcomeDropped,
+			at: x.ArrivalUnixNS, input: x.InputTokens.Or(-1), output: x.OutputTokens.Or(-1), failed: oc == outcomeFailed, dropped: oc == outcomeDropped,
 			met: len(o.SLO) > 0 && oc == outcomeCompleted && meets(x, o.SLO), values: make([]float32, len(pairedMetrics)),
 		}
 		for i, metric := range pairedMetrics {
