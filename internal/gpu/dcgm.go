@@ -103,8 +103,8 @@ func dcgmIdentity(labels string) string {
 	return id
 }
 
-// WatchDCGM asks DCGM exporters for their pages until ctx ends, and hands each page's samples on. An exporter that does not answer is
-// asked again; its last error is returned together with how often any failed, and so is the sink's first error, which ends the watch.
+// WatchDCGM asks DCGM exporters for their pages until ctx ends, and hands each page's samples on, none where the exporter did not
+// answer. It is asked again; its last error is returned together with how often any failed, and so is the sink's first error, which ends the watch.
 func WatchDCGM(ctx context.Context, urls []string, every time.Duration, sink func([]formats.GPUSample) error) (asked, failed int, err error) {
 	if every <= 0 {
 		every = time.Second
@@ -133,6 +133,9 @@ func WatchDCGM(ctx context.Context, urls []string, every time.Duration, sink fun
 			case err != nil:
 				failed++
 				last = err
+				if err := sink(nil); err != nil {
+					return asked, failed, err
+				}
 			default:
 				if err := sink(rows); err != nil {
 					return asked, failed, fmt.Errorf("write GPU telemetry: %w", err)

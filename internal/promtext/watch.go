@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -113,6 +114,15 @@ func (w *watcher) run(ctx context.Context, every time.Duration, sink func([]form
 	}
 }
 
+// bare drops the URL that net/http repeats, secrets and all.
+func bare(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
 func sleep(ctx context.Context, until time.Time) {
 	t := time.NewTimer(time.Until(until))
 	defer t.Stop()
@@ -133,7 +143,7 @@ func (w *watcher) scrape(ctx context.Context, buckets bool) []formats.ServerSamp
 	}
 	if err != nil && len(body) == 0 {
 		w.stats.Failed++
-		w.stats.LastError = fmt.Sprintf("scrape %s: %v", w.e.URL, err)
+		w.stats.LastError = fmt.Sprintf("scrape %s: %v", w.e.Target, bare(err))
 		return []formats.ServerSample{row(UpSeries, "", 0)}
 	}
 	rows := []formats.ServerSample{row(UpSeries, "", 1)}
