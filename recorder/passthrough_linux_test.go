@@ -391,6 +391,38 @@ func TestMirror(t *testing.T) {
 	}
 }
 
+// TestMirrorChargesWhatItReads: bodies of unknown length, many at once, must not outgrow the backlog before their ends are there.
+func TestMirrorChargesWhatItReads(t *testing.T) {
+	m := &Mirror{Listener: listenLocal(t), Key: liveKey, BacklogBytes: 1 << 20}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx, Filter{}, func(*formats.Exchange) {}) }()
+	const conns = 8
+	var clients sync.WaitGroup
+	for range conns {
+		clients.Go(func() {
+			from, to := io.Pipe()
+			go func() {
+				for range 64 {
+					if _, err := to.Write(make([]byte, 64<<10)); err != nil {
+						return
+					}
+				}
+				to.Close()
+			}()
+			if resp, err := http.Post("http://"+m.Listener.Addr().String()+"/v1/completions", "application/json", from); err == nil {
+				resp.Body.Close()
+			}
+			from.Close()
+		})
+	}
+	clients.Wait()
+	cancel()
+	if err := <-done; err != nil || m.Stats().Dropped[droppedBacklog] != conns || m.backlog.Load() != 0 {
+		t.Errorf("%v, %+v, %d bytes still charged", err, m.Stats(), m.backlog.Load())
+	}
+}
+
 func TestMirrorOverload(t *testing.T) {
 	m := &Mirror{Listener: listenLocal(t), Key: liveKey, BacklogBytes: 2000}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -141,10 +141,13 @@ func (m *Mirror) serve(w http.ResponseWriter, r *http.Request, work chan<- mirro
 		return
 	}
 	var err error
-	q.body, err = io.ReadAll(io.LimitReader(r.Body, maxBody+1))
-	more := int64(len(q.body)) + 1024 - q.cost // a body of unknown length
-	q.cost += more
-	m.backlog.Add(more)
+	q.body, err = io.ReadAll(io.LimitReader(&charged{r.Body, &q.cost, 1024, &m.backlog, limit}, maxBody+1))
+	if errors.Is(err, errBacklog) {
+		q.body = nil
+		m.backlog.Add(-q.cost)
+		m.drop(droppedBacklog)
+		return
+	}
 	if int64(len(q.body)) > maxBody {
 		q.over, err = io.Copy(io.Discard, r.Body)
 	}
@@ -162,6 +165,32 @@ func (m *Mirror) serve(w http.ResponseWriter, r *http.Request, work chan<- mirro
 		m.backlog.Add(-q.cost)
 		m.drop(droppedBacklog)
 	}
+}
+
+// errBacklog ends the read of a body for which the backlog has no room.
+var errBacklog = errors.New("sink: the backlog is full")
+
+// charged reads a body and charges the backlog for what its length did not announce, as it comes: many bodies of unknown length at once
+// must not outgrow it.
+type charged struct {
+	from    io.Reader
+	cost    *int64 // charged so far
+	read    int64
+	backlog *atomic.Int64
+	limit   int64
+}
+
+func (c *charged) Read(b []byte) (int, error) {
+	n, err := c.from.Read(b)
+	c.read += int64(n)
+	if more := c.read - *c.cost; more > 0 {
+		more = max(more, 32<<10) // few additions to what all connections share
+		*c.cost += more
+		if c.backlog.Add(more) > c.limit {
+			return n, errBacklog
+		}
+	}
+	return n, err
 }
 
 func (m *Mirror) drop(reason string) {
