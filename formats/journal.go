@@ -285,7 +285,7 @@ func readJournal(b []byte, row func(*Exchange) error) (h Header, flying []*Excha
 		switch kind {
 		case 'h':
 			var head journalHead
-			if err := json.Unmarshal(body, &head); err != nil {
+			if err := json.Unmarshal(PlainJSON(body), &head); err != nil {
 				return h, nil, true, fmt.Errorf("journal head: %w", err)
 			}
 			if err := readable(head.Header); err != nil {

@@ -123,7 +123,11 @@ type fileReader struct {
 func (r *fileReader) Size() int64 { return r.size }
 
 func (d directory) Open(name string) (ObjectReader, error) {
-	f, err := os.Open(filepath.Join(string(d), name))
+	path := filepath.Join(string(d), name)
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // the open of a pipe waits for a writer
+		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.New("it is no regular file")}
+	}
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -150,12 +150,23 @@ func (t *Trace) loadJSON() error {
 	return nil
 }
 
+// maxJSON is the most that is read of run.json and trace.json: that of any real run is far below.
+const maxJSON = 64 << 20
+
 func readJSON(s Store, name string, v any) error {
-	b, err := get(s, name)
+	r, err := s.Open(name)
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(b, v); err != nil {
+	defer r.Close()
+	if r.Size() > maxJSON {
+		return fmt.Errorf("%s: %d bytes, more than any run or trace says of itself", name, r.Size())
+	}
+	b, err := io.ReadAll(io.NewSectionReader(r, 0, r.Size()))
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(PlainJSON(b), v); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
@@ -199,7 +210,7 @@ func inspect(s Store, name string, columns []*column) (segmentInfo, error) {
 		return segmentInfo{}, errors.New("a Parquet file, but no trace: it has no shadowtape header")
 	}
 	var info segmentInfo
-	if err := json.Unmarshal([]byte(text), &info.header); err != nil {
+	if err := json.Unmarshal(PlainJSON([]byte(text)), &info.header); err != nil {
 		return segmentInfo{}, fmt.Errorf("header: %w", err)
 	}
 	if err := readable(info.header); err != nil {

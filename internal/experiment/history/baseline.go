@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
@@ -58,7 +59,7 @@ func ReadBaseline(path string) (Baseline, error) {
 	if err != nil {
 		return b, fmt.Errorf("read baseline: %w", err)
 	}
-	if err := json.Unmarshal(text, &b); err != nil {
+	if err := json.Unmarshal(formats.PlainJSON(text), &b); err != nil {
 		return b, fmt.Errorf("read baseline %s: it is no baseline: %w", path, err)
 	}
 	switch {

@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
 )
 
 // Schema is the version of records and baselines that this build writes, and the latest that it reads.
@@ -163,7 +165,7 @@ func (db *DB) add(name string, b []byte, seen map[string]bool) error {
 			continue
 		}
 		var r Record
-		if err := json.Unmarshal([]byte(line), &r); err != nil || r.Kind == "" || r.Series == "" {
+		if err := json.Unmarshal(formats.PlainJSON([]byte(line)), &r); err != nil || r.Kind == "" || r.Series == "" {
 			db.Warnings = append(db.Warnings, fmt.Sprintf("%s line %d is no record and is left out", name, n))
 			continue
 		}

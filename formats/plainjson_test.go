@@ -1,0 +1,63 @@
+package formats
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestPlainJSON(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"{\n\t\"a\": \"b — 漢字 \\\\n \\\" \\u00e9\"\n}", "{\n\t\"a\": \"b — 漢字 \\\\n \\\" \\u00e9\"\n}"},
+		{`"a\nb\r\u001b[31m\u009B\u202e"`, `"a` + "\ufffdb\ufffd\ufffd[31m\ufffd\ufffd" + `"`},
+		{"\"\u009b\x7f\u2028\"", "\"\ufffd\ufffd\ufffd\""},
+		{`"\\\n"`, `"\\` + "\ufffd" + `"`},
+		{`"cut \u00`, `"cut \u00`},
+		{`"cut \`, `"cut \`},
+	} {
+		if got := string(PlainJSON([]byte(c.in))); got != c.want {
+			t.Errorf("%q became %q, want %q", c.in, got, c.want)
+		}
+	}
+}
+
+func FuzzPlainJSON(f *testing.F) {
+	f.Add([]byte(`{"label":"a\nb","x":["\u001b\\",1]}`))
+	f.Add([]byte(`"\u00`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var v any
+		plain := PlainJSON(b)
+		if json.Valid(b) != json.Valid(plain) && json.Valid(b) {
+			t.Fatalf("%q is no JSON any more: %q", b, plain)
+		}
+		if json.Unmarshal(plain, &v) != nil {
+			return
+		}
+		if s, ok := v.(string); ok && strings.ContainsFunc(s, commands) {
+			t.Fatalf("%q keeps a control character: %q", b, s)
+		}
+	})
+}
+
+func TestNamesOfARunBeginNoLine(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "run")
+	w, err := CreateRun(where, Manifest{Kind: "replay"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.SetHeader(Header{Licence: "a\n\x1bb"})
+	if err := w.Write(&Exchange{Phase: PhaseMeasure, ArrivalUnixNS: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(Manifest{Kind: "replay", Label: "x\nPASSED\x1b[2J"}); err != nil {
+		t.Fatal(err)
+	}
+	tr, err := Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tr.Manifest.Label != "x\ufffdPASSED\ufffd[2J" || tr.Header.Licence != "a\ufffd\ufffdb" {
+		t.Errorf("label %q, licence %q", tr.Manifest.Label, tr.Header.Licence)
+	}
+}
