@@ -132,7 +132,7 @@ func (s *startLine) progress(p deploy.Progress) {
 			end = "\n"
 		}
 		s.open = end == ""
-		fmt.Fprintf(s.a.err, "\r\x1b[K%s%s", text, end)
+		fmt.Fprintf(term.Raw(s.a.err), "\r\x1b[K%s%s", term.Clean(text), end)
 		return
 	}
 	if p.Stage != s.stage {
@@ -326,7 +326,7 @@ func mean(list []float64) float64 {
 func (s *startLine) warming(text string) {
 	if term.Is(s.a.err) {
 		s.open = true
-		fmt.Fprintf(s.a.err, "\r\x1b[K%s", oneLine(text))
+		fmt.Fprintf(term.Raw(s.a.err), "\r\x1b[K%s", term.Clean(oneLine(text)))
 		return
 	}
 	if now := time.Now(); now.Sub(s.said) > 30*time.Second {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/formats/foreign"
+	"github.com/shadowtape/shadowtape/internal/term"
 )
 
 func exportCommand(a *app) *cobra.Command {
@@ -121,7 +122,7 @@ func targetList() string {
 // into writes a file whole or not at all; "-" is standard output.
 func (a *app) into(name string, force bool, write func(io.Writer) error) error {
 	if name == "-" {
-		return write(a.out)
+		return write(term.Raw(a.out)) // data, not text
 	}
 	if _, err := os.Lstat(name); err == nil && !force {
 		return withHint(fmt.Errorf("write %s: %w", name, fs.ErrExist), "--force replaces it")

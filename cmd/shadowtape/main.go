@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/shadowtape/shadowtape/internal/term"
 )
 
 // The exit codes: the contract with scripts and CI.
@@ -73,7 +75,7 @@ var verbs = []func(*app) *cobra.Command{
 
 // run is the whole program but for process state: stdout carries the answer, stderr progress, warnings and one-line errors.
 func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) int {
-	a := &app{in: in, out: out, err: errw}
+	a := &app{in: in, out: term.Plain(out), err: term.Plain(errw)}
 	root := &cobra.Command{
 		Use:           "shadowtape",
 		Short:         "Record LLM traffic without its text, replay it, measure it, and stop the slower release",
@@ -102,7 +104,11 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errw)
-	return a.report(root.ExecuteContext(ctx))
+	err := root.ExecuteContext(ctx)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) { // a signal came before there was anything to write
+		err = exitWith(exitInterrupted, err, "")
+	}
+	return a.report(err)
 }
 
 // helpCommand is cobra's, but for an unknown verb, which is a mistake as everywhere.

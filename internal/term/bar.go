@@ -23,7 +23,7 @@ func NewBar(w io.Writer, total int64, done func() (n int64, says string)) *Bar {
 	if !Is(w) {
 		return nil
 	}
-	return newBar(w, Width(w), total, done)
+	return newBar(Raw(w), Width(w), total, func() (int64, string) { n, s := done(); return n, Clean(s) })
 }
 
 func newBar(w io.Writer, width int, total int64, done func() (int64, string), o ...mpb.ContainerOption) *Bar {
