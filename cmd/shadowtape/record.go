@@ -48,7 +48,7 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
   shadowtape record --pcap *.pcapng.zst --port 8000 --key-file trace.key -o week
   tcpdump -i eth0 -s 0 -w - tcp port 8000 | shadowtape record --pcap - -o now.parquet --json
   shadowtape record --interface eth0 --port 8000 --check
-  shadowtape record --listen :8900 --upstream http://127.0.0.1:8000 --metrics-listen :9464 -o production`,
+  shadowtape record --listen :8900 --upstream http://127.0.0.1:8000 --metrics http://127.0.0.1:8000/metrics -o production`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.pcaps = append(o.pcaps, args...) // as a shell expands --pcap *.pcap
 			return a.record(c.Context(), o)
@@ -78,6 +78,8 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 	switch {
 	case len(o.pcaps) == 0 && !o.live.live():
 		return usageError(errors.New("record needs a source"), "--pcap FILE, --interface NAME, --listen ADDRESS --upstream URL, or --sink ADDRESS")
+	case len(o.pcaps) > 0 && o.live.watches():
+		return usageError(errors.New("a capture file's server cannot be watched: --metrics and --gpu-metrics are for traffic as it passes"), "--interface NAME, --listen ADDRESS --upstream URL, or --sink ADDRESS")
 	case o.out == "" && !o.live.live():
 		return usageError(errors.New("record needs -o TRACE"), "")
 	}

@@ -39,6 +39,8 @@ type liveFlags struct {
 	sink                         string
 	duration                     time.Duration
 	metrics                      string
+	watch, watchGPUs             []string
+	scrape                       time.Duration
 	memory                       byteSize
 	paths, models, statuses      []string
 	sample                       float64
@@ -71,6 +73,9 @@ func (o *liveFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&o.sink, "sink", "", "address of a sink for mirrored requests")
 	f.DurationVar(&o.duration, "duration", 0, "how long to record (default: until SIGINT or SIGTERM)")
 	f.StringVar(&o.metrics, "metrics-listen", "", "address for /metrics, /healthz and /readyz (default: none)")
+	f.StringArrayVar(&o.watch, "metrics", nil, "`URL` of the server's metrics page to sample beside the exchanges; several are several servers")
+	f.StringArrayVar(&o.watchGPUs, "gpu-metrics", nil, "`URL` of a GPU exporter's page (DCGM) to sample, once a second")
+	f.DurationVar(&o.scrape, "scrape", time.Second, "time between scrapes of --metrics")
 	f.Var(&o.memory, "memory", "memory to use at most (default: the control group's limit, else 512MiB)")
 	f.StringSliceVar(&o.paths, "path", nil, "URL paths to record, with a * at either end for any; several are alternatives (default: all)")
 	f.StringSliceVar(&o.models, "model", nil, "models to record, likewise")
@@ -90,6 +95,7 @@ var liveGroups = []flagGroup{
 	{"As a proxy", []string{"listen", "upstream", "tls-cert", "tls-key", "upstream-ca", "max-connections", "close-idle", "grace", "drain-delay"}},
 	{"As a sink of mirrored requests", []string{"sink"}},
 	{"What is recorded", []string{"path", "model", "status", "sample", "sample-by", "sample-window", "duration"}},
+	{"The server's state", []string{"metrics", "gpu-metrics", "scrape"}},
 	{"Operation", []string{"metrics-listen", "memory", "segment-age", "segment-size", "quota", "append"}},
 }
 
@@ -167,8 +173,16 @@ func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) err
 		return usageError(errors.New("record needs -o TRACE"), "")
 	case strings.HasSuffix(o.out, ".parquet") && !l.check:
 		return usageError(errors.New("traffic as it passes is recorded into a directory, not one file"), "-o DIRECTORY")
+	case l.check && l.watches():
+		return usageError(errors.New("--check writes nothing: it watches no metrics"), "leave --metrics and --gpu-metrics out")
+	case l.scrape <= 0:
+		return usageError(fmt.Errorf("--scrape %s is not positive", l.scrape), "")
 	case l.duration < 0:
 		return usageError(fmt.Errorf("--duration %s is negative", l.duration), "")
+	}
+	watch, err := a.serverWatch(l)
+	if err != nil {
+		return usageError(err, "--metrics http://HOST:PORT/metrics")
 	}
 	key, err := readKey(o.keyFile)
 	if err != nil {
@@ -213,10 +227,10 @@ func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) err
 	if l.check {
 		return a.checkLive(ctx, o, src)
 	}
-	return a.recordTo(ctx, o, key, budget, src)
+	return a.recordTo(ctx, o, key, budget, src, watch)
 }
 
-func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget recorder.Budget, src *liveSource) (err error) {
+func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget recorder.Budget, src *liveSource, watch *serverWatch) (err error) {
 	l := &o.live
 	if o.force {
 		if err := formats.Remove(o.out); err != nil {
@@ -242,7 +256,7 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 	}
 	again := segments
 	again.Append = true
-	spool := recorder.NewSpool(w, src.stats, recorder.SpoolOptions{QueueBytes: budget.Queue, Reopen: func() (recorder.Segments, error) { return formats.Create(o.out, h, again) }})
+	spool := recorder.NewSpool(w, watch.with(src.stats), recorder.SpoolOptions{QueueBytes: budget.Queue, Reopen: func() (recorder.Segments, error) { return formats.Create(o.out, h, again) }})
 	src.spool(spool)
 	if l.metrics != "" {
 		m, err := net.Listen("tcp", l.metrics)
@@ -261,7 +275,10 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 	fmt.Fprintf(a.err, "recording %s into %s\n", src.note, o.out)
 	watching, watched := context.WithCancel(ctx)
 	warned := a.watchLive(watching, spool)
-	st, err := recorder.RecordLive(func(emit func(*formats.Exchange)) error { return src.run(ctx, emit) }, spool)
+	st, err := recorder.RecordLive(func(emit func(*formats.Exchange)) error {
+		defer watch.start(spool)()
+		return src.run(ctx, emit)
+	}, spool)
 	watched()
 	<-warned
 	for _, s := range st.Warnings {

@@ -20,7 +20,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shadowtape/shadowtape/formats"
-	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/internal/term"
 	"github.com/shadowtape/shadowtape/internal/workload"
 	"github.com/shadowtape/shadowtape/replayer"
@@ -290,12 +289,8 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 	default:
 		bad("--sampling is recorded or greedy, not %q", o.sampling)
 	}
-	for _, u := range append(slices.Clone(o.metrics), o.gpuMetrics...) {
-		if p, err := url.Parse(u); err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {
-			bad("%q is no http or https URL of a metrics page", u)
-			continue
-		}
-		jo.Metrics = append(jo.Metrics, promtext.Endpoint{Target: u, URL: u})
+	if jo.Metrics, err = metricsPages(append(slices.Clone(o.metrics), o.gpuMetrics...)); err != nil {
+		errs = append(errs, err)
 	}
 	switch o.clock {
 	case "kernel":
