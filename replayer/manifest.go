@@ -57,6 +57,9 @@ func (j *Job) manifest(ids string) formats.Manifest {
 	}
 }
 
+// mostDropped is the share of the schedule that may be dropped at the limit of requests in flight: what is left is another, lighter load.
+const mostDropped = 0.01
+
 // finish fills the manifest with what happened.
 func (j *Job) finish(m *formats.Manifest, s Stats, ws promtext.WatchStats, p phaseResults) {
 	m.StartUnixNS, m.EndUnixNS = s.Start.UnixNano(), s.End.UnixNano()
@@ -65,6 +68,12 @@ func (j *Job) finish(m *formats.Manifest, s Stats, ws promtext.WatchStats, p pha
 	m.Invalid = s.Quality.Invalid(j.o.Limits)
 	if s.Requests.Sent > 0 && s.Requests.Completed == 0 && !s.Interrupted {
 		m.Invalid = append([]string{"no request completed"}, m.Invalid...)
+	}
+	if n, of := s.Dropped[formats.ErrorMaxInFlight], s.Requests.Scheduled; float64(n) > mostDropped*float64(of) {
+		m.Invalid = append([]string{fmt.Sprintf("%d of %d requests were not sent because too many were in flight, over the limit of %g %%", n, of, 100*mostDropped)}, m.Invalid...)
+	}
+	if s.Requests.Sent == 0 && !s.Interrupted {
+		m.Invalid = append([]string{"nothing was sent"}, m.Invalid...)
 	}
 	m.Valid = len(m.Invalid) == 0
 	planned := len(m.Warnings)

@@ -101,6 +101,9 @@ func (c *Client) Probe(ctx context.Context, model string) ([]TargetInfo, error) 
 	var out []TargetInfo
 	for _, p := range c.targets {
 		t, err := p.probe(ctx, model)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			err = fmt.Errorf("it accepts connections, but has not said what it is in %v: %w", probeTimeout, err)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("reach %s: %w", p.url.Redacted(), err)
 		}
@@ -109,9 +112,12 @@ func (c *Client) Probe(ctx context.Context, model string) ([]TargetInfo, error) 
 	return out, nil
 }
 
+// probeTimeout is how long a target may take to say what it is.
+const probeTimeout = 30 * time.Second
+
 func (p *pool) probe(ctx context.Context, model string) (TargetInfo, error) {
 	t := TargetInfo{URL: p.url.String()}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	status, kind, body, header, err := p.control(ctx, "GET", "/v1/models", nil)
 	if err != nil {

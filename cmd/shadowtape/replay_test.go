@@ -249,6 +249,41 @@ func TestReplayInterrupted(t *testing.T) {
 }
 
 // The parts of a run around the measured one: warm-up, cooldown, saturation, users, think time; and all flags out of a file.
+// A run that left a part of its load out measures another load: it says so and exits with 4, as does one that sent nothing.
+func TestReplayOfALighterLoadIsInvalid(t *testing.T) {
+	url, _ := startSim(t, "--ttft", "2s")
+	for name, c := range map[string]struct {
+		trace string
+		why   string
+	}{
+		"max-in-flight": {smallTrace(t, 5, time.Millisecond, nil), "4 of 5 requests were not sent because too many were in flight"},
+		"nothing sent":  {smallTrace(t, 5, time.Millisecond, func(_ int, x *formats.Exchange) { x.InputTokens = formats.Null[int64]{} }), "nothing was sent"},
+	} {
+		where := filepath.Join(t.TempDir(), "run")
+		code, out, errs := shadowtape(t, "replay", c.trace, "--target", url, "--max-in-flight", "1", "-o", where)
+		m, rows := readRun(t, where)
+		if code != exitInvalid || !strings.Contains(out, c.why) || m.Valid || len(rows) != 5 || m.Requests.Scheduled != m.Requests.Sent+m.Requests.Dropped {
+			t.Errorf("%s: exit %d, %d rows, %+v, %q, %s", name, code, len(rows), m.Requests, out, errs)
+		}
+	}
+}
+
+// Ctrl-C before there is anything to write is an interruption, not a failure.
+func TestReplayInterruptedWhileProbing(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	h := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		stop()
+		<-r.Context().Done()
+	}))
+	defer h.Close()
+	where := filepath.Join(t.TempDir(), "run")
+	var out, errs bytes.Buffer
+	code := run(ctx, []string{"replay", smallTrace(t, 1, 0, nil), "--target", h.URL, "-o", where}, strings.NewReader(""), &out, &errs)
+	if _, err := os.Stat(where); code != exitInterrupted || out.Len() > 0 || !os.IsNotExist(err) {
+		t.Errorf("exit %d, %q, %q, run: %v", code, out.String(), errs.String(), err)
+	}
+}
+
 func TestReplayPhases(t *testing.T) {
 	url, _ := startSim(t, "--ttft", "5ms", "--itl", "1ms")
 	session := func(i int, x *formats.Exchange) {
