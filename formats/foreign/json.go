@@ -72,10 +72,17 @@ func (l *lines) object(line []byte, v any) error {
 // plainJSON drops the name of the package from an error.
 func plainJSON(err error) error { return errors.New(strings.TrimPrefix(err.Error(), "json: ")) }
 
-// firstObject is the first line of the content as a JSON object's keys, or nil; a first line longer than the head is read as far as it
+// firstObject is the first object of JSON lines by its keys, or nil; one longer than the head is read as far as it
 // goes.
 func firstObject(head []byte) map[string]json.RawMessage {
 	head = bytes.TrimLeft(head, " \t\r\n")
+	for range 16 { // a log that begins in the middle of a line, or with a message: such rows are counted, the file is still what it is
+		_, rest, more := bytes.Cut(head, []byte("\n"))
+		if !more || len(head) > 0 && (head[0] == '{' || head[0] == '[') {
+			break
+		}
+		head = bytes.TrimLeft(rest, " \t\r\n")
+	}
 	d := json.NewDecoder(bytes.NewReader(head))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return nil

@@ -33,6 +33,16 @@ func TestMooncake(t *testing.T) {
 	}
 }
 
+// TestGarbageBeforeTheFirstRow: a log that was cut at its head is still a log.
+func TestGarbageBeforeTheFirstRow(t *testing.T) {
+	row := `{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1]}` + "\n"
+	for _, garbage := range []string{"ngth\": 5, \"hash_ids\": [1]}\n", "\x00\x00\x00\n", "2024-01-01 started\n\n"} {
+		if got := mustImport(t, "mooncake", Options{}, garbage+row+row); got.Kept != 2 || got.Dropped != 1 {
+			t.Errorf("%q: kept %d, dropped %d", garbage, got.Kept, got.Dropped)
+		}
+	}
+}
+
 func TestMooncakeTraps(t *testing.T) {
 	got := mustImport(t, "mooncake", Options{}, strings.Join([]string{
 		`{"timestamp": 0, "input_length": 513, "output_length": 5, "hash_ids": [1, 4294967297]}`,         // ids beyond 32 bits stay apart
