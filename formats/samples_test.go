@@ -258,6 +258,35 @@ func TestSamplesFull(t *testing.T) {
 	}
 }
 
+// TestSamplesOfOtherColumns: files of other columns in the place of samples are no panic.
+func TestSamplesOfOtherColumns(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "trace")
+	w, err := Create(where, Header{}, SegmentOptions{Journal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Write(&Exchange{ArrivalUnixNS: 1}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(where, "exchanges-00001.parquet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"server.parquet", "gpu.parquet"} {
+		if err := os.WriteFile(filepath.Join(where, name), b, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tr, err := Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range tr.ServerSamples() { // whatever it says
+	}
+	for range tr.GPUSamples() {
+	}
+}
+
 // FuzzSamplesJournal: no bytes make folding panic.
 func FuzzSamplesJournal(f *testing.F) {
 	var j bytes.Buffer

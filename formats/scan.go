@@ -304,7 +304,10 @@ func eachRow[T any](o ObjectReader, f func(T) bool) error {
 	if err != nil {
 		return err
 	}
-	r := parquet.NewGenericReader[T](file)
+	r, err := rowsIn[T](file)
+	if err != nil {
+		return err
+	}
 	defer r.Close()
 	rows := make([]T, 1024)
 	read := func() (n int, err error) {
@@ -325,4 +328,10 @@ func eachRow[T any](o ObjectReader, f func(T) bool) error {
 			return err
 		}
 	}
+}
+
+// rowsIn reads a file as rows of a kind. A file of other columns is an error, never a panic.
+func rowsIn[T any](file *parquet.File) (r *parquet.GenericReader[T], err error) {
+	defer recovered(&err)
+	return parquet.NewGenericReader[T](file), nil
 }
