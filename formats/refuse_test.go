@@ -198,7 +198,18 @@ func TestRemoveTakesTracesOnly(t *testing.T) {
 	}
 	other := filepath.Join(d, "other.parquet")
 	writeLater(t, other, nil, later{})
-	for _, where := range []string{mine, other, filepath.Join(mine, "thesis.txt"), d} {
+	names := filepath.Join(d, "names") // files of our names that are not ours
+	for name, content := range map[string]string{"run.json": `{"name":"an npm script"}`, "trace.json": "[]", "exchanges-00001.parquet": "precious", "server.parquet": "precious"} {
+		if err := errors.Join(os.MkdirAll(names, 0o777), os.WriteFile(filepath.Join(names, name), []byte(content), 0o666)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	word := filepath.Join(d, "word")
+	writeAll(t, word, Header{}, SegmentOptions{}, []*Exchange{row(1)})
+	if err := os.WriteFile(filepath.Join(word, "exchanges-thesis.parquet"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, where := range []string{mine, other, filepath.Join(mine, "thesis.txt"), d, names, word, os.DevNull} {
 		if err := Remove(where); err == nil {
 			t.Errorf("%s was removed", where)
 		}

@@ -6,11 +6,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
-// Remove deletes a trace or run, and nothing else: a file that is no trace, or a directory that holds anything that this package does
-// not write, is refused. What does not exist is no error.
+// logFile is what the command that a run measured wrote; the verb that starts it puts it beside the run.
+const logFile = "candidate.log"
+
+// Remove deletes a trace or run, and nothing else: what Removable refuses. What does not exist is no error.
 func Remove(where string) error {
 	info, err := os.Lstat(where)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -20,43 +23,97 @@ func Remove(where string) error {
 		return err
 	}
 	if info.Mode().IsRegular() {
-		if _, err := inspectSegment(directory(filepath.Dir(where)), filepath.Base(where)); err != nil {
-			return fmt.Errorf("remove %s: %w", where, err)
+		if err := Removable(where); err != nil {
+			return err
 		}
 		return os.Remove(where)
+	}
+	if err := Removable(where); err != nil {
+		return err
 	}
 	lock, err := lockDirectory(where)
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", where, bare(err))
 	}
 	defer lock.Close()
+	return os.RemoveAll(where)
+}
+
+// Removable says why Remove would not delete something, or nil: a file that is no trace, a directory that holds anything that this package
+// does not write, or names of ours alone, with nothing in it that says it is a trace or run. What does not exist, and an empty directory,
+// may be removed.
+func Removable(where string) error {
+	no := func(why string) error { return fmt.Errorf("remove %s: %s", where, why) }
+	info, err := os.Stat(where)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Lstat(where); err == nil {
+			return no("it is a link to nothing")
+		}
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().IsRegular():
+		if _, err := inspectSegment(directory(filepath.Dir(where)), filepath.Base(where)); err != nil {
+			return fmt.Errorf("remove %s: %w", where, err)
+		}
+		return nil
+	case !info.IsDir():
+		return no("it is neither a file nor a directory")
+	}
 	es, err := os.ReadDir(where)
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", where, err)
 	}
-	ours := len(es) == 0
 	for _, e := range es {
-		n := strings.TrimSuffix(e.Name(), temporary)
-		if !e.Type().IsRegular() || !ownFile(n) {
-			return fmt.Errorf("remove %s: %s in it is not part of a trace or run", where, e.Name())
+		if !e.Type().IsRegular() || !ownFile(strings.TrimSuffix(e.Name(), temporary)) {
+			return no(e.Name() + " in it is not part of a trace or run")
 		}
-		ours = ours || n == traceFile || n == runFile || strings.HasPrefix(n, segmentPrefix)
 	}
-	if !ours {
-		return fmt.Errorf("remove %s: it is no trace and no run", where)
+	if len(es) > 0 && !slices.ContainsFunc(es, func(e fs.DirEntry) bool { return signed(directory(where), e.Name()) }) {
+		return no("it is no trace and no run")
 	}
-	return os.RemoveAll(where)
+	return nil
+}
+
+// signed reports whether a file says of itself that this package wrote it: the manifest of a run, the header of a trace, a segment, a
+// journal. Other programs write a run.json too.
+func signed(d directory, name string) bool {
+	switch {
+	case name == traceFile:
+		var h Header
+		return readJSON(d, name, &h) == nil && h.FormatVersion > 0
+	case name == runFile:
+		var m map[string]any
+		return readJSON(d, name, &m) == nil && m["trace_sha256"] != nil && m["requests"] != nil && m["tool_version"] != nil
+	case strings.HasSuffix(name, journalSuffix):
+		r, err := d.Open(name)
+		if err != nil {
+			return false
+		}
+		defer r.Close()
+		b := make([]byte, len(journalMagic))
+		_, err = r.ReadAt(b, 0)
+		return err == nil && string(b) == journalMagic
+	case strings.HasPrefix(name, segmentPrefix):
+		_, err := inspectSegment(d, name)
+		return err == nil
+	}
+	return false
 }
 
 // ownFile reports whether this package writes a file of that name into a trace or run.
 func ownFile(name string) bool {
 	switch name {
-	case traceFile, runFile, pinFile:
+	case traceFile, runFile, pinFile, logFile:
 		return true
 	}
 	name = strings.TrimSuffix(name, damagedSuffix)
 	if sampleKind(name) != "" {
 		return true
 	}
-	return strings.HasPrefix(name, segmentPrefix) && (strings.HasSuffix(name, segmentSuffix) || strings.HasSuffix(name, journalSuffix))
+	number, ok := strings.CutPrefix(name, segmentPrefix)
+	number, segment := strings.CutSuffix(number, segmentSuffix)
+	number, journal := strings.CutSuffix(number, journalSuffix)
+	return ok && segment != journal && number != "" && strings.Trim(number, "0123456789") == ""
 }

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -168,7 +167,7 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 		return usageError(err, "shadowtape replay --help")
 	}
 	if o.force {
-		if err := replaceable(o.out); err != nil {
+		if err := formats.Removable(o.out); err != nil {
 			return err
 		}
 	}
@@ -397,27 +396,7 @@ func clearRun(where string, force bool) error {
 	if !force {
 		return nil
 	}
-	if err := replaceable(where); err != nil {
-		return err
-	}
-	return os.RemoveAll(where)
-}
-
-// replaceable says why what stands at a place may not be replaced by a run: it is something else than a run.
-func replaceable(where string) error {
-	if _, err := os.Stat(where); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	entries, err := os.ReadDir(where)
-	if err != nil {
-		return fmt.Errorf("replace run %s: %w", where, err)
-	}
-	if len(entries) > 0 {
-		if _, err := os.Stat(filepath.Join(where, "run.json")); err != nil {
-			return fmt.Errorf("replace run %s: it is not a run", where)
-		}
-	}
-	return nil
+	return formats.Remove(where)
 }
 
 // printPlan says what is about to happen.

@@ -226,12 +226,5 @@ func clearTrace(where string, force bool) error {
 	if !force {
 		return withHint(fmt.Errorf("write trace %s: %w", where, fs.ErrExist), "--force replaces it")
 	}
-	t, err := formats.Open(where)
-	if err != nil {
-		return fmt.Errorf("replace trace %s: it is not a trace: %w", where, err)
-	}
-	if err := t.Close(); err != nil {
-		return err
-	}
-	return os.RemoveAll(where)
+	return formats.Remove(where)
 }
