@@ -287,30 +287,33 @@ func TestSamplesOfOtherColumns(t *testing.T) {
 	}
 }
 
-// FuzzSamplesJournal: no bytes make folding panic.
-func FuzzSamplesJournal(f *testing.F) {
-	var j bytes.Buffer
-	where := filepath.Join(f.TempDir(), "trace")
-	w, err := Create(where, Header{}, SegmentOptions{Journal: true})
+// FuzzSamples: no bytes in a record of samples make reading it panic.
+func FuzzSamples(f *testing.F) {
+	w, err := Create(filepath.Join(f.TempDir(), "trace"), Header{}, SegmentOptions{Journal: true})
 	if err != nil {
 		f.Fatal(err)
 	}
-	if err := w.WriteServer(sampleRows(1, 2)); err != nil {
+	if err := errors.Join(w.WriteServer(sampleRows(1, 2)), w.WriteGPU([]GPUSample{{UnixNS: 1, UUID: "GPU-1"}})); err != nil {
 		f.Fatal(err)
 	}
-	b, err := os.ReadFile(filepath.Join(where, "server.journal"))
-	if err != nil {
-		f.Fatal(err)
-	}
-	j.Write(b)
-	f.Add(j.Bytes())
-	f.Add(j.Bytes()[:len(b)/2])
-	f.Add([]byte(journalMagic))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		d := t.TempDir()
-		if err := os.WriteFile(filepath.Join(d, "server.journal"), b, 0o666); err != nil {
-			t.Fatal(err)
+	for _, kind := range []string{serverKind, gpuKind} {
+		b, err := get(w.store, partName(kind, 1, journalSuffix))
+		if err != nil {
+			f.Fatal(err)
 		}
-		foldSamples[ServerSample](directory(d), "server.journal")
+		_, rest, _ := record(b[len(journalMagic):])
+		body, _, ok := record(rest)
+		if !ok {
+			f.Fatal("no record")
+		}
+		f.Add(body[1:])
+		f.Add(body[1 : len(body)/2])
+	}
+	if err := w.Close(); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		_ = eachRow(memory{bytes.NewReader(b)}, func(ServerSample) bool { return true })
+		_ = eachRow(memory{bytes.NewReader(b)}, func(gpuRow) bool { return true })
 	})
 }
