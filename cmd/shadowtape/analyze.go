@@ -179,6 +179,9 @@ func openRuns(names []string) (runs []*analyzer.Run, done func(), err error) {
 
 // writeNew writes a file that must not exist, unless force says so; what was there stays until the new one is whole.
 func writeNew(path string, force bool, write func(io.Writer) error) (err error) {
+	if path == "-" {
+		return usageError(errors.New("write -: standard output carries the answer, and this is a file beside it"), "")
+	}
 	if _, err := os.Lstat(path); err == nil && !force {
 		return withHint(fmt.Errorf("write %s: it exists", path), "--force replaces it")
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -58,7 +59,7 @@ Formats:
 				return err
 			})
 			switch {
-			case c.Context().Err() != nil:
+			case errors.Is(err, context.Canceled):
 				return exitWith(exitInterrupted, errors.New("export: interrupted, nothing was written"), "")
 			case err != nil:
 				return err

@@ -1,6 +1,11 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -66,4 +71,34 @@ func TestHelpUnknown(t *testing.T) {
 	if code, out, _ := invoke("help"); code != exitGood || !strings.Contains(out, "Available Commands") {
 		t.Errorf("help: exit %d, stdout %q", code, out)
 	}
+}
+
+// A signal that comes when the work is done does not make it undone: what is written is said to be.
+func TestInterruptedTooLate(t *testing.T) {
+	trace := filepath.Join(t.TempDir(), "trace")
+	rows := "TIMESTAMP,ContextTokens,GeneratedTokens\n" + strings.Repeat("2023-11-16 18:17:03.9799600,4808,10\n", 4000) // more than is read ahead
+	for _, args := range [][]string{{"import", "azure-llm", "-", "-o", trace}, {"export", "csv", trace, "-o", "-"}} {
+		ctx, stop := context.WithCancel(t.Context())
+		var out, errs bytes.Buffer
+		code := run(ctx, args, io.MultiReader(strings.NewReader(rows), calls(stop)), io.MultiWriter(&out, calls(stop)), &errs)
+		if code != exitGood || ctx.Err() == nil || !strings.Contains(out.String()+errs.String(), "4000 rows read") {
+			t.Errorf("%s: exit %d, %q, %q", args[0], code, out.String(), errs.String())
+		}
+		if _, err := os.Stat(trace); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// calls is a reader at its end and a writer to nowhere that calls itself.
+type calls func()
+
+func (c calls) Read([]byte) (int, error) {
+	c()
+	return 0, io.EOF
+}
+
+func (c calls) Write(p []byte) (int, error) {
+	c()
+	return len(p), nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -88,7 +89,7 @@ Formats:
 			switch {
 			case errors.Is(err, fs.ErrExist):
 				return withHint(err, "--force replaces it")
-			case c.Context().Err() != nil:
+			case errors.Is(err, context.Canceled):
 				return exitWith(exitInterrupted, errors.New("import: interrupted, nothing was written"), "")
 			case err != nil:
 				return err
