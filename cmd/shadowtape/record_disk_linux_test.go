@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,7 +23,34 @@ func TestFullDisk(t *testing.T) {
 	}
 	t.Cleanup(func() { syscall.Unmount(disk, syscall.MNT_DETACH) })
 	rec := filepath.Join(disk, "rec")
-	s := startRecording(t, "--sink", "127.0.0.1:0", "-o", rec, "--segment-age", "200ms")
+	ops := "127.0.0.1:" + freePort(t)
+	s := startRecording(t, "--sink", "127.0.0.1:0", "-o", rec, "--segment-age", "200ms", "--metrics-listen", ops)
+	// counter reads one counter of the recorder's own page.
+	counter := func(name string) (n int) {
+		resp, err := http.Get("http://" + ops + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+			if v, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+				if n, err = strconv.Atoi(v); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		return n
+	}
+	// until waits for something that the recorder does in its own time.
+	until := func(what string, ok func() bool) {
+		for range 600 {
+			if ok() {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		t.Fatalf("%s: not within 30 s", what)
+	}
 	sent := 0
 	send := func(n int) {
 		for range n {
@@ -37,6 +66,7 @@ func TestFullDisk(t *testing.T) {
 		}
 	}
 	send(20)
+	until("write the first requests", func() bool { return counter("shadowtape_exchanges_written_total") == 20 })
 	filler := filepath.Join(disk, "filler")
 	f, err := os.Create(filler)
 	if err != nil {
@@ -47,11 +77,15 @@ func TestFullDisk(t *testing.T) {
 	}
 	f.Close()
 	send(200)
-	time.Sleep(300 * time.Millisecond)
+	until("drop requests", func() bool { return counter("shadowtape_exchanges_seen_total") == sent })
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(1500 * time.Millisecond) // it looks again once a second
+	full := counter("shadowtape_exchanges_written_total")
+	until("write again", func() bool { // it looks again once a second
+		send(1)
+		return counter("shadowtape_exchanges_written_total") > full
+	})
 	send(20)
 	code, out, errs := s.end()
 	if code != exitGood || !strings.Contains(out, "dropped_disk_full") {
