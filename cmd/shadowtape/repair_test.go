@@ -43,7 +43,7 @@ func TestRepairCommand(t *testing.T) {
 		t.Errorf("exit %d, stdout %q", code, out)
 	}
 	code, out, _ = call("repair", where, "--json")
-	if code != exitGood || out != `{"segments":1,"recovered":0,"cut_short":0,"torn_journals":0,"rebuilt":[],"removed":[],"damaged":[]}`+"\n" {
+	if code != exitGood || out != `{"segments":1,"recovered":0,"cut_short":0,"torn_journals":0,"rebuilt":[],"samples":[],"removed":[],"damaged":[]}`+"\n" {
 		t.Errorf("exit %d, stdout %q", code, out)
 	}
 	documentedKeys(t, "repair", out)
