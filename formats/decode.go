@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/encoding"
@@ -142,8 +143,28 @@ func (r *chunk) next() error {
 			continue
 		}
 		r.defs, r.reps, r.at, r.used = p.DefinitionLevels(), p.RepetitionLevels(), 0, 0
-		return r.values(p)
+		if err := r.values(p); err != nil {
+			return err
+		}
+		return r.possible()
 	}
+}
+
+// An arrival lies between 140 years before and after 1970, or the trace's start: what is computed of it, spans and grids above all, must
+// not overflow.
+const farthest = 140 * 365 * 24 * int64(time.Hour)
+
+// possible refuses a page with arrivals that no clock has shown.
+func (r *chunk) possible() error {
+	if r.name != ColArrival {
+		return nil
+	}
+	for _, v := range r.vals.ints {
+		if v < -farthest || v > farthest {
+			return fmt.Errorf("%d is no time", v)
+		}
+	}
+	return nil
 }
 
 // values unpacks the known values of a page.

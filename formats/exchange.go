@@ -1,6 +1,9 @@
 package formats
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"errors"
+)
 
 // Null is a value that may be unknown. The zero value is unknown; unknown is never 0.
 type Null[T any] struct {
@@ -24,7 +27,12 @@ func (n Null[T]) MarshalJSON() ([]byte, error) {
 	if !n.Valid {
 		return []byte("null"), nil
 	}
-	return json.Marshal(n.V)
+	b, err := json.Marshal(n.V)
+	var no *json.UnsupportedValueError
+	if errors.As(err, &no) { // not a number, or infinite: a server's page may say so
+		return []byte("null"), nil
+	}
+	return b, err
 }
 
 // UnmarshalJSON reads what MarshalJSON wrote.

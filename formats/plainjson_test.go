@@ -2,6 +2,7 @@ package formats
 
 import (
 	"encoding/json"
+	"math"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -59,5 +60,28 @@ func TestNamesOfARunBeginNoLine(t *testing.T) {
 	}
 	if tr.Manifest.Label != "x\ufffdPASSED\ufffd[2J" || tr.Header.Licence != "a\ufffd\ufffdb" {
 		t.Errorf("label %q, licence %q", tr.Manifest.Label, tr.Header.Licence)
+	}
+}
+
+func TestImpossibleTimes(t *testing.T) {
+	for name, x := range map[string]*Exchange{
+		"arrival": {Phase: PhaseMeasure, ArrivalUnixNS: 1<<63 - 1},
+		"before":  {Phase: PhaseMeasure, ArrivalUnixNS: -1 << 63},
+	} {
+		where := filepath.Join(t.TempDir(), "t")
+		writeAll(t, where, Header{}, SegmentOptions{}, []*Exchange{x})
+		tr, err := Open(where)
+		if err == nil {
+			for _, e := range tr.All() {
+				err = e
+			}
+			tr.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "is no time") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if b, err := json.Marshal([]Null[float64]{Of(math.NaN()), Of(math.Inf(1)), Of(1.5)}); err != nil || string(b) != "[null,null,1.5]" {
+		t.Errorf("%s, %v", b, err)
 	}
 }
