@@ -115,10 +115,11 @@ func (l *Load) gaps() []float64 {
 	return g
 }
 
-// windows sums a value of each arrival over whole windows of so many seconds; nil where there are fewer than two.
+// windows sums a value of each arrival over whole windows of so many seconds; nil where there are fewer than two, or so many that the
+// trace spans years.
 func (l *Load) windows(seconds float64, value func(lengthIndex int) float64) []float64 {
 	n := int(l.span() / seconds)
-	if n < 2 {
+	if n < 2 || n > 1<<26 {
 		return nil
 	}
 	w := make([]float64, n)

@@ -226,11 +226,18 @@ func windows(m *workload.Model, samples []sample, names []string, o Options) err
 	return nil
 }
 
+// maxCounts bounds the grid that arrivals are counted on.
+const maxCounts = 1 << 24
+
 // within is the index of dispersion of counts over short windows around the mean of the long window that holds them.
 func within(samples []sample, long, short float64) float64 {
 	first := samples[0].at
 	per := int(long / short)
-	counts := make([]float64, int(float64(samples[len(samples)-1].at-first)/1e9/long)*per)
+	windows := float64(samples[len(samples)-1].at-first) / 1e9 / long
+	if windows*float64(per) > maxCounts { // years: no trace, but two that share a directory
+		return 0
+	}
+	counts := make([]float64, int(windows)*per)
 	for _, s := range samples {
 		if i := int(float64(s.at-first) / 1e9 / short); i < len(counts) {
 			counts[i]++
