@@ -85,6 +85,9 @@ var loadColumns = []formats.Column{
 	formats.ColEventGap, formats.ColEventTokens, formats.ColEventChoice,
 }
 
+// mostTokens is the longest request that pages are counted for, one by one; a server or a file that says more is not believed.
+const mostTokens = 1 << 26
+
 // readLoad collects the exchanges that reached a server. Warm-up is among them, for it held pages too.
 func readLoad(r *Run, from, to int64) (*load, error) {
 	parts := make([]*load, workers())
@@ -121,7 +124,7 @@ func (l *load) add(x *formats.Exchange, from, to int64) {
 			end = x.LastTokenNS
 		}
 	}
-	if !end.Valid || !x.InputTokens.Valid || o == outcomeFailed && !x.FirstTokenNS.Valid {
+	if !end.Valid || !x.InputTokens.Valid || x.InputTokens.V < 0 || max(x.InputTokens.V, x.OutputTokens.V) > mostTokens || o == outcomeFailed && !x.FirstTokenNS.Valid {
 		l.left++
 		return
 	}
