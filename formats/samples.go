@@ -37,8 +37,9 @@ func partName(kind string, n int, suffix string) string {
 
 // partNumber is the n of partName, or 0 for the name of something else.
 func partNumber(name, kind, suffix string) int {
-	middle, ok := strings.CutPrefix(name, kind)
-	if middle, ok = strings.CutSuffix(middle, suffix); !ok || !strings.HasPrefix(name, kind) {
+	middle, begins := strings.CutPrefix(name, kind)
+	middle, ends := strings.CutSuffix(middle, suffix)
+	if !begins || !ends {
 		return 0
 	}
 	if middle == "" {
