@@ -77,10 +77,13 @@ func (l *Live) Run(ctx context.Context, f Filter, emit func(*formats.Exchange)) 
 	defer cancel()
 	l.admit = newAdmission(l.Select)
 	l.talks = newSessions()
-	l.shown = make([]SourceStats, len(l.rings))
-	for i := range l.shown {
-		l.shown[i] = newSourceStats()
+	shown := make([]SourceStats, len(l.rings))
+	for i := range shown {
+		shown[i] = newSourceStats()
 	}
+	l.mu.Lock() // who asks for Stats may have been there before
+	l.shown = shown
+	l.mu.Unlock()
 	var running sync.WaitGroup
 	for i, r := range l.rings {
 		w := &liveWorker{l: l, index: i, ring: r, engine: l.engine(f, emit)}
