@@ -10,7 +10,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-nvml sim-image gpu-check demo test race lint fuzz bench-record bench-analyze bench-accuracy bench-lag clean
+.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench-record bench-analyze bench-accuracy bench-lag clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ demo: build ## the main job on the built-in simulator: replay, replay slower, di
 
 test: ## run all tests
 	$(GO) test ./...
+
+test-static: ## run the tests that need a binary without cgo: dropped privileges
+	CGO_ENABLED=0 $(GO) test ./recorder/ring
 
 race: ## run all tests under the race detector (needs gcc)
 	$(GO) test -race ./...

@@ -47,7 +47,7 @@ func TestClockSteps(t *testing.T) {
 // On a real socket, the stamp lies between the write and the end of the read, whenever the reading goroutine got to run.
 func TestKernelStamps(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("receive times from the kernel are Linux only")
+		t.Skip("SKIPPED: needs Linux: receive times from the kernel are Linux only")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 func program(t *testing.T) string {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("candidates as processes are tested on Linux")
+		t.Skip("SKIPPED: needs Linux: candidates as processes are tested on Linux")
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -376,7 +376,7 @@ func (g ownGPU) Fast(uuid string) (gpu.Reading, error) {
 // With Docker from end to end: the sample's own file, image and simulator; nothing is left behind, also where the run is cut half way.
 func TestReplayDeploysContainer(t *testing.T) {
 	if testing.Short() {
-		t.Skip("needs a container engine")
+		t.Skip("SKIPPED by -short: starts containers, needs docker.io and root")
 	}
 	path, trace, dir := program(t), shortTrace(t), t.TempDir()
 	e, err := enginetest.Start("docker")

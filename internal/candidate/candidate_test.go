@@ -98,7 +98,7 @@ func proc(pid int) gpu.Process {
 func options(t *testing.T, m *machine) (Options, func() string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("process tests read /proc")
+		t.Skip("SKIPPED: needs Linux: process tests read /proc")
 	}
 	bin, err := server()
 	if err != nil {

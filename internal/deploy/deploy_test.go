@@ -57,7 +57,7 @@ func TestMain(m *testing.M) {
 func needServer(t *testing.T) string {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("process tests read /proc")
+		t.Skip("SKIPPED: needs Linux: process tests read /proc")
 	}
 	path, err := server()
 	if err != nil {

@@ -47,7 +47,7 @@ func onEngines(t *testing.T, test func(t *testing.T, address, image string), nam
 func needEngine(t *testing.T, start func() (*enginetest.Engine, error)) (address, image string) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("needs a container engine")
+		t.Skip("SKIPPED by -short: starts containers, needs docker.io or podman, and root")
 	}
 	bin := needServer(t)
 	e, err := start()
