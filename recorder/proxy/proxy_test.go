@@ -160,9 +160,11 @@ func TestBytesUnchanged(t *testing.T) {
 	question, answer := randomBytes(1, 3<<20), randomBytes(2, 5<<20)
 	got := make(chan []byte, 1)
 	up := upstream(t, func(c *net.TCPConn) {
-		go c.Write(answer)
+		written := make(chan struct{})
+		go func() { defer close(written); c.Write(answer) }()
 		b, _ := io.ReadAll(c)
 		got <- b
+		<-written // returning closes the connection
 	})
 	book := &notebook{}
 	_, address, stop := start(t, Options{Upstream: up, Follow: func(Connection) Consumer { return book }})
