@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/shadowtape/shadowtape/analyzer/occupancy"
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
@@ -29,6 +30,9 @@ const (
 	AnomalyThrottling = "gpu_throttled" // clocks were below what they could be
 )
 
+// arrived is a request's arrival (Unix ns) and its time to first token (ms).
+type arrived struct{ at, ttft float64 }
+
 // longGap is a gap that may be part of a stall.
 type longGap struct{ from, to float64 } // Unix ns
 
@@ -40,7 +44,7 @@ type signs struct {
 	events, together int64 // events after the first; those that shared a read
 	retried          int64
 	retriedAt        float64
-	first            []point // arrival, ttft: the earliest requests
+	first            []arrived // arrival, ttft: the earliest requests
 	long             []longGap
 	kinds            map[string][]float64 // failures by kind, per bin
 }
@@ -72,7 +76,7 @@ func (g *signs) add(x *formats.Exchange, b *binned) {
 	if !x.FirstTokenNS.Valid || !x.LastTokenNS.Valid {
 		return
 	}
-	g.first = append(g.first, point{float64(x.ArrivalUnixNS), float64(x.FirstTokenNS.V) / nsPerMS})
+	g.first = append(g.first, arrived{float64(x.ArrivalUnixNS), float64(x.FirstTokenNS.V) / nsPerMS})
 	if len(g.first) >= 512 {
 		g.earliest()
 	}
@@ -101,7 +105,7 @@ func (g *signs) add(x *formats.Exchange, b *binned) {
 
 // earliest keeps the 256 requests that came first.
 func (g *signs) earliest() {
-	slices.SortFunc(g.first, func(a, b point) int { return compareFloats(a.x, b.x) })
+	slices.SortFunc(g.first, func(a, b arrived) int { return compareFloats(a.at, b.at) })
 	g.first = g.first[:min(len(g.first), 256)]
 }
 
@@ -131,7 +135,7 @@ func (g *signs) merge(o *signs) {
 }
 
 // find names what stands out, in order of time.
-func (g *signs) find(s *Summary, c *Charts, l *load) []Anomaly {
+func (g *signs) find(s *Summary, c *Charts, l *occupancy.Load) []Anomaly {
 	all := []Anomaly{}
 	add := func(name string, at Null, format string, args ...any) {
 		all = append(all, Anomaly{name, at, fmt.Sprintf(format, args...)})
@@ -179,22 +183,22 @@ func (g *signs) coldStart(s *Summary, add finder, when func(float64) Null) {
 		return
 	}
 	first, later := g.first[:20], g.first[20:min(len(g.first), 60)]
-	slow := func(ps []point) (n int) {
+	slow := func(ps []arrived) (n int) {
 		for _, p := range ps {
-			if p.y > 3*median.V {
+			if p.ttft > 3*median.V {
 				n++
 			}
 		}
 		return n
 	}
 	if n := slow(first); n >= 5 && float64(slow(later))/float64(max(len(later), 1)) < float64(n)/20/2 {
-		add(AnomalyColdStart, when(first[0].x), "%d of the first 20 requests waited more than three times the median of %s ms for their first token", n, number(median.V))
+		add(AnomalyColdStart, when(first[0].at), "%d of the first 20 requests waited more than three times the median of %s ms for their first token", n, number(median.V))
 	}
 }
 
 // stalls finds instants at which most running streams stood still for a quarter of a second and three times the p99 gap: at least five
 // streams, and four fifths of those in decode.
-func (g *signs) stalls(s *Summary, l *load, add finder, when func(float64) Null) {
+func (g *signs) stalls(s *Summary, l *occupancy.Load, add finder, when func(float64) Null) {
 	if len(g.long) < 5 || l == nil {
 		return
 	}
@@ -207,11 +211,7 @@ func (g *signs) stalls(s *Summary, l *load, add finder, when func(float64) Null)
 		return
 	}
 	slices.SortFunc(g.long, func(a, b longGap) int { return compareFloats(a.from, b.from) })
-	decoding := newGrid(l.from, l.to)
-	for i := range l.requests {
-		decoding.add(l.requests[i].first, l.requests[i].last, 1)
-	}
-	cells := decoding.cells()
+	streams := l.Streams()
 	type stall struct {
 		at, length float64
 		streams    int
@@ -229,8 +229,7 @@ func (g *signs) stalls(s *Summary, l *load, add finder, when func(float64) Null)
 				to = min(to, g.long[j].to)
 			}
 		}
-		running := cells[min(max(int((middle-decoding.from)/decoding.width), 0), len(cells)-1)]
-		if n >= 5 && float64(n) >= 0.8*running {
+		if running := streams(middle); n >= 5 && float64(n) >= 0.8*running { // never where it is unknown
 			found = append(found, stall{g.long[i].from, to - g.long[i].from, n, running})
 			i = j
 			continue

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/shadowtape/shadowtape/analyzer/occupancy"
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/internal/stats"
@@ -105,29 +106,19 @@ const slowest = 20
 
 // Chart reads a run again for its charts. s is its summary.
 func Chart(r *Run, s *Summary) (*Charts, error) {
-	var l *load
-	if s.Mix != nil {
-		var err error
-		if l, err = readLoad(r, s.Window.FromUnixNS, s.Window.ToUnixNS); err != nil {
-			return nil, err
-		}
-	}
-	return chart(r, s, l)
+	return chart(r, s, nil)
 }
 
 // chart makes the charts; l is nil where the run is not modelled.
-func chart(r *Run, s *Summary, l *load) (*Charts, error) {
+func chart(r *Run, s *Summary, l *occupancy.Load) (*Charts, error) {
 	w := &s.Window
 	c := &Charts{FromUnixNS: w.FromUnixNS, StepS: w.Seconds / ChartBins, Time: map[string]Points{}, Share: chartShares(), Quantiles: map[string]Points{}}
 	if w.Seconds <= 0 {
 		return c, nil
 	}
 	var prefilling []float64
-	if s.Mix != nil && s.Mix.late.charts[0] != nil {
-		prefilling = s.Mix.late.charts[statePrefill].cells()
-		for i, v := range s.Mix.late.charts[stateMixed].cells() {
-			prefilling[i] += v
-		}
+	if s.Mix != nil {
+		prefilling = s.Mix.Prefilling()
 	}
 	parts := make([]*binned, workers())
 	columns := append(append([]formats.Column{formats.ColExchangeID, formats.ColRequestModel, formats.ColAttempt}, metricColumns...), gapColumns...)
@@ -163,7 +154,7 @@ func chart(r *Run, s *Summary, l *load) (*Charts, error) {
 
 func newBinned(w *Window, prefilling []float64) *binned {
 	span := float64(w.ToUnixNS - w.FromUnixNS)
-	b := &binned{from: float64(w.FromUnixNS), step: span / ChartBins, arrivals: make([]float64, ChartBins), failures: make([]float64, ChartBins), lag: make([]float64, ChartBins), prefilling: prefilling, cell: span / gridCells}
+	b := &binned{from: float64(w.FromUnixNS), step: span / ChartBins, arrivals: make([]float64, ChartBins), failures: make([]float64, ChartBins), lag: make([]float64, ChartBins), prefilling: prefilling, cell: span / occupancy.Cells}
 	for i := range b.lag {
 		b.lag[i] = math.NaN()
 	}
@@ -312,37 +303,26 @@ func (b *binned) fill(c *Charts) {
 }
 
 // chartModels adds in flight, token rates, pages and mix.
-func chartModels(s *Summary, l *load, c *Charts) {
+func chartModels(s *Summary, l *occupancy.Load, c *Charts) {
 	if s.Mix == nil || l == nil {
 		return
 	}
-	inFlight, prefill, output := newGrid(l.from, l.to), newGrid(l.from, l.to), newGrid(l.from, l.to)
-	for i := range l.requests {
-		q := &l.requests[i]
-		inFlight.add(q.sent, q.end, 1)
-		prefill.spread(q.late, q.first, float64(q.computed()))
-		output.spread(q.first, q.last, float64(q.output))
-	}
-	c.Time["in_flight"] = shrink(inFlight.cells(), ChartBins)
-	c.Time["prefill_rate"] = shrink(prefill.cells(), ChartBins)
-	c.Time["output_rate"] = shrink(output.cells(), ChartBins)
-	if p := s.Pages; p != nil && p.high != nil {
-		c.Time["pages_low"], c.Time["pages_high"], c.Time["page_fill"] = shrink(p.low, ChartBins), shrink(p.high, ChartBins), ratios(shrink(p.tokens, ChartBins), shrink(p.slots, ChartBins))
-	}
-	for i, name := range []string{"mix_idle", "mix_prefill", "mix_decode", "mix_mixed"} {
-		c.Time[name] = shrink(s.Mix.early.charts[i].cells(), ChartBins)
-	}
-}
-
-// ratios divides point by point; nothing by nothing is a gap.
-func ratios(a, b []float64) Points {
-	out := make(Points, len(a))
-	for i := range a {
-		if out[i] = math.NaN(); b[i] > 0 {
-			out[i] = a[i] / b[i]
+	set := func(name string, cells []float64) {
+		if cells != nil {
+			c.Time[name] = cells
 		}
 	}
-	return out
+	inFlight, prefill, output := l.Rates(ChartBins)
+	set("in_flight", inFlight)
+	set("prefill_rate", prefill)
+	set("output_rate", output)
+	low, high, fill := s.Pages.Over(ChartBins)
+	set("pages_low", low)
+	set("pages_high", high)
+	set("page_fill", fill)
+	for i, cells := range s.Mix.States(ChartBins) {
+		set([]string{"mix_idle", "mix_prefill", "mix_decode", "mix_mixed"}[i], cells)
+	}
 }
 
 // chartServer adds the server's gauges.

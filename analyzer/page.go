@@ -77,7 +77,9 @@ told apart, so the model is a band. High: all pages of the prompt from the momen
 speed allow, pages taken in chunks of 2,048 tokens. The prefill speed is the lower hull of times to first token over prompt lengths; where every request waited, it is half
 the shortest time per token in which many prompts in a row were computed. What is in use is cut at the capacity; what was wanted is not. The block size and capacity come from
 flags, the server, the manifest, or the block size is taken as 16 and said to be assumed. ` + "`lru_hit_rate`" + ` and ` + "`curve`" + ` are of an LRU cache over the prompt blocks in order of
-arrival, every capacity in one pass. Held to the simulator's state log by a test: the truth lies in the band, and within 5 % of its middle while nothing waits.
+arrival, every capacity in one pass; of more than 16,777,216 block references a sample of the blocks is kept (` + "`curve_sample`" + `), and misses are scaled to all (SHARDS, 2015).
+Runs of more than a million exchanges are modelled for intervals that are drawn over all of their time, one in so many, each with everything that overlaps it; a warning says how much that is,
+and charts have gaps between. Held to the simulator's state log by a test: the truth lies in the band, and within 5 % of its middle while nothing waits.
 
 ## Mix
 

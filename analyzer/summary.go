@@ -188,45 +188,6 @@ func read(r *Run, o Options) (*tally, map[string]*tally, error) {
 	return whole[0], groups[0], nil
 }
 
-// model fills in pages and mix, where the exchanges say when they were answered.
-func (s *Summary) model(r *Run, o Options) error {
-	if o.NoModels {
-		return nil
-	}
-	if n := s.Requests.Sent; n > maxModelled {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("pages and mix are modelled for up to %s exchanges: use --from and --to", count(maxModelled)))
-		return nil
-	}
-	w := &s.Window
-	if s.Metrics["ttft"].N == 0 && s.Metrics["e2el"].N == 0 {
-		sizes, blockSource, pagesSource, err := findSizes(r, o.Sizes)
-		if err != nil {
-			return err
-		}
-		p := &Pages{BlockSize: sizes.BlockSize, BlockSizeSource: blockSource, CapacitySource: pagesSource}
-		if sizes.Pages > 0 {
-			p.Capacity = formats.Of(sizes.Pages)
-		}
-		if p.curve(r, sizes); len(p.Curve) > 0 {
-			s.Pages = p
-		}
-		return nil
-	}
-	l, err := readLoad(r, w.FromUnixNS, w.ToUnixNS)
-	if err != nil {
-		return err
-	}
-	if s.Pages, err = modelPages(r, l, o.Sizes, w); err != nil {
-		return err
-	}
-	s.Mix = modelMix(l, w)
-	if s.Charts, err = chart(r, s, l); err != nil {
-		return err
-	}
-	s.Interference, s.Anomalies = &s.Charts.Interference, s.Charts.Anomalies
-	return nil
-}
-
 // groupSamples is how many samples of a metric each value of a column keeps exactly.
 const groupSamples = 1 << 14
 

@@ -1,27 +1,30 @@
-package analyzer
+package occupancy
 
 import (
+	"math"
 	"slices"
 
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
-const gridCells = 1 << 15
+// Cells is into how many equal parts of time a span is cut.
+const Cells = 80 * stretchesOfSpan
 
 // grid is a quantity over time: each cell holds its time-weighted mean. Means over the whole are exact; peaks and percentiles are of cells.
 type grid struct {
 	from, width float64
 	edge, diff  []float64 // of cells partly covered; of runs of whole cells
+	stretches   stretches
 }
 
-func newGrid(from, to int64) *grid {
-	return &grid{float64(from), max(float64(to-from), 1) / gridCells, make([]float64, gridCells+1), make([]float64, gridCells+1)}
+func (l *Load) grid() *grid {
+	return &grid{float64(l.from), max(float64(l.to-l.from), 1) / Cells, make([]float64, Cells+1), make([]float64, Cells+1), l.stretches}
 }
 
 // add holds v from a to b (Unix ns); what lies outside the grid is cut.
 func (g *grid) add(a, b int64, v float64) {
 	x, y := (float64(a)-g.from)/g.width, (float64(b)-g.from)/g.width
-	x, y = max(x, 0), min(y, gridCells)
+	x, y = max(x, 0), min(y, Cells)
 	if !(y > x) || v == 0 {
 		return
 	}
@@ -36,13 +39,16 @@ func (g *grid) add(a, b int64, v float64) {
 	g.diff[j] -= v
 }
 
-// cells returns the level of each cell.
+// cells returns the level of each cell; NaN where that time is not modelled.
 func (g *grid) cells() []float64 {
-	out := make([]float64, gridCells)
+	out := make([]float64, Cells)
 	level := 0.0
 	for i := range out {
 		level += g.diff[i]
 		out[i] = max(level+g.edge[i], 0)
+		if !g.stretches.has(i / (Cells / stretchesOfSpan)) {
+			out[i] = math.NaN()
+		}
 	}
 	return out
 }
@@ -58,9 +64,12 @@ func levelOf(cells []float64) Level {
 	if len(cells) == 0 {
 		return Level{}
 	}
-	sorted := slices.Clone(cells)
+	sorted := slices.DeleteFunc(slices.Clone(cells), math.IsNaN)
+	if len(sorted) == 0 {
+		return Level{}
+	}
 	slices.Sort(sorted)
-	return Level{known(sumOf(cells) / float64(len(cells))), known(stats.Quantile(sorted, 0.95)), known(sorted[len(sorted)-1])}
+	return Level{known(mean(sorted)), known(stats.Quantile(sorted, 0.95)), known(sorted[len(sorted)-1])}
 }
 
 // Band is what lies between two models of the moment that prefill began.
@@ -92,7 +101,7 @@ func shrink(cells []float64, n int) []float64 {
 	out := make([]float64, n)
 	for i := range out {
 		a, b := i*len(cells)/n, (i+1)*len(cells)/n
-		out[i] = sumOf(cells[a:b]) / float64(b-a)
+		out[i] = mean(cells[a:b])
 	}
 	return out
 }
@@ -103,4 +112,13 @@ func (g *grid) spread(a, b int64, total float64) {
 		a = b - least
 	}
 	g.add(a, b, total/(float64(b-a)/1e9))
+}
+
+// mean is NaN where a value is, or there is none.
+func mean(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v
+	}
+	return sum / float64(len(x))
 }

@@ -1,6 +1,9 @@
-package analyzer
+package occupancy
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Mix is how prefill and decode met on the server, as the exchanges imply it. A request is in prefill from the start of its prefill to its
 // first token, and in decode from there to its last.
@@ -58,7 +61,7 @@ type timeShares struct {
 const sameInstant = int64(200e3) // ns
 
 // mix walks the edges in order of time.
-func (l *load) mix(late bool) timeShares {
+func (l *Load) mix(late bool) timeShares {
 	edges := make([]edge, 0, 3*len(l.requests))
 	for i := range l.requests {
 		q := &l.requests[i]
@@ -68,10 +71,15 @@ func (l *load) mix(late bool) timeShares {
 		}
 		edges = append(edges, edge{start, 1, 0}, edge{q.first, -1, 1}, edge{q.last, 0, -1})
 	}
-	slices.SortFunc(edges, func(a, b edge) int { return compareInts(a.at, b.at, 0, 0) })
+	if l.stretches.before != nil { // no state reaches over the border of what is modelled
+		for i := range stretchesOfSpan {
+			edges = append(edges, edge{at: l.from + int64(float64(l.to-l.from)*float64(i)/stretchesOfSpan)})
+		}
+	}
+	slices.SortFunc(edges, func(a, b edge) int { return cmp.Compare(a.at, b.at) })
 	var t timeShares
 	for s := range t.charts {
-		t.charts[s] = newGrid(l.from, l.to)
+		t.charts[s] = l.grid()
 	}
 	var prefill, decode int32
 	state, at := stateIdle, l.from
@@ -82,7 +90,11 @@ func (l *load) mix(late bool) timeShares {
 			next = edges[i].at
 		}
 		a, b := max(at, l.from), min(next, l.to)
-		if b > a {
+		switch {
+		case b <= a:
+		case !l.stretches.has(min(int(l.share(a+(b-a)/2)*stretchesOfSpan), stretchesOfSpan-1)):
+			before = -1
+		default:
 			t.ns[state] += b - a
 			t.prefill += float64(prefill) * float64(b-a)
 			t.decode += float64(decode) * float64(b-a)
@@ -114,32 +126,53 @@ func (l *load) mix(late bool) timeShares {
 	return t
 }
 
-func (t *timeShares) shares(seconds float64) Shares {
+func (t *timeShares) shares() Shares {
 	total := float64(t.ns[0] + t.ns[1] + t.ns[2] + t.ns[3])
 	of := func(s int) Null { return known(float64(t.ns[s]) / total) }
-	return Shares{of(stateIdle), of(statePrefill), of(stateDecode), of(stateMixed), known(float64(t.switches) / seconds), known(t.prefill / total)}
+	return Shares{of(stateIdle), of(statePrefill), of(stateDecode), of(stateMixed), known(float64(t.switches) / (total / 1e9)), known(t.prefill / total)}
 }
 
-// modelMix is the mix of a run with its server's counters beside it.
-func modelMix(l *load, w *Window) *Mix {
-	m := &Mix{early: l.mix(false), late: l.mix(true)}
-	if w.Seconds <= 0 || len(l.requests) == 0 {
+// Mix makes the figures of the mix but for the server's.
+func (l *Load) Mix() Mix {
+	m := Mix{early: l.mix(false), late: l.mix(true)}
+	if l.to <= l.from || len(l.requests) == 0 {
 		return m
 	}
-	m.Early, m.Late = m.early.shares(w.Seconds), m.late.shares(w.Seconds)
-	m.DecodeRequests = known(m.early.decode / (w.Seconds * 1e9))
-	m.PrefillTokensPerS = known(float64(l.inputTokens) / w.Seconds)
-	if w.OutputKnown > 0 {
-		m.DecodeTokensPerS = known(float64(w.OutputTokens) / w.Seconds)
+	m.Early, m.Late = m.early.shares(), m.late.shares()
+	total := float64(l.to-l.from) * l.stretches.covered()
+	m.DecodeRequests = known(m.early.decode / total)
+	computed := int64(0)
+	for i := range l.requests {
+		if q := &l.requests[i]; q.first >= l.from && q.first <= l.to && l.stretches.meet(l.share(q.first), l.share(q.first)) {
+			computed += q.computed()
+		}
 	}
+	m.PrefillTokensPerS = known(float64(computed) / (total / 1e9))
 	m.PrefillFixedMS, m.PrefillPerTokenUS = l.prefill.fixed/1e6, l.prefill.perToken/1e3
-	s := &w.Server
-	if s.ComputedTokens.Valid {
-		m.ServerPrefillPerS = known(s.ComputedTokens.V / w.Seconds)
-	}
-	if s.OutputTokens.Valid {
-		m.ServerDecodePerS = known(s.OutputTokens.V / w.Seconds)
-	}
-	m.ServerTokensPerRun = s.IterationTokens
 	return m
+}
+
+// States is the share of each of n equal parts of the span that was idle, in prefill only, in decode only, and mixed, where waiting counts
+// as prefill; NaN where that time is not modelled. Nil for a mix that no Load made.
+func (m *Mix) States(n int) (shares [4][]float64) {
+	if m.early.charts[0] == nil {
+		return shares
+	}
+	for i := range shares {
+		shares[i] = shrink(m.early.charts[i].cells(), n)
+	}
+	return shares
+}
+
+// Prefilling is the share of each of Cells equal parts of the span in which a prefill ran, by the late end of the band; NaN where that time
+// is not modelled. Nil for a mix that no Load made.
+func (m *Mix) Prefilling() []float64 {
+	if m.late.charts[0] == nil {
+		return nil
+	}
+	cells := m.late.charts[statePrefill].cells()
+	for i, v := range m.late.charts[stateMixed].cells() {
+		cells[i] += v
+	}
+	return cells
 }

@@ -1,11 +1,10 @@
-package analyzer
+package occupancy
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/shadowtape/shadowtape/formats"
-	"github.com/shadowtape/shadowtape/internal/kv"
-	"github.com/shadowtape/shadowtape/internal/promtext"
 )
 
 // Pages is the KV cache as the exchanges imply it, beside what the server says. A request holds ceil((input + generated so far) ÷ block
@@ -23,6 +22,7 @@ type Pages struct {
 	Sharing         Null                `json:"sharing"`      // logical ÷ physical pages (high); null where prefix blocks are unknown
 	LRUHitRate      Null                `json:"lru_hit_rate"` // share of prompt blocks that an LRU cache of the capacity holds
 	Curve           []CachePoint        `json:"curve"`        // the same for other capacities
+	CurveSample     float64             `json:"curve_sample"` // share of the prompt blocks that the curve is from
 	Server          Null                `json:"server_mean"`  // pages in use by the server's gauge, mean
 	Difference      Null                `json:"difference"`   // server ÷ middle of the band − 1
 	Modelled        int64               `json:"modelled"`     // exchanges
@@ -37,70 +37,6 @@ type CachePoint struct {
 	HitRate float64 `json:"hit_rate"`
 }
 
-// Sizes are what the page model needs to know of the server; a zero is unknown.
-type Sizes struct {
-	BlockSize int   // tokens in a page
-	Pages     int64 // of the cache, of all servers together
-}
-
-const assumedBlockSize = 16 // vLLM's default
-
-// findSizes takes the page size and capacity from the options, the server's own page, or the manifest, in this order.
-func findSizes(r *Run, given Sizes) (s Sizes, blockSource, pagesSource string, err error) {
-	s = given
-	if s.BlockSize > 0 {
-		blockSource = "flag"
-	}
-	if s.Pages > 0 {
-		pagesSource = "flag"
-	}
-	if s.BlockSize == 0 || s.Pages == 0 {
-		engines := map[engineSeries]int64{}
-		block := 0
-		err := r.readings(func(_ int64, target string, all []promtext.Reading) {
-			for _, g := range all {
-				switch g.Name {
-				case promtext.PageTokens:
-					block = int(g.Value)
-				case promtext.KVPagesTotal:
-					engines[engineSeries{g.Name, target, g.Engine}] = int64(g.Value)
-				}
-			}
-		})
-		if err != nil {
-			return s, "", "", err
-		}
-		if s.BlockSize == 0 && block > 0 {
-			s.BlockSize, blockSource = block, "server"
-		}
-		if total := sumValues(engines); s.Pages == 0 && total > 0 {
-			s.Pages, pagesSource = total, "server"
-		}
-	}
-	if r.Manifest != nil {
-		profile, _ := r.Manifest.Options["profile"].(map[string]any)
-		size, _ := profile["page_size"].(float64)
-		pages, _ := profile["pages"].(float64)
-		if s.BlockSize == 0 && size > 0 {
-			s.BlockSize, blockSource = int(size), "manifest"
-		}
-		if s.Pages == 0 && pages > 0 {
-			s.Pages, pagesSource = int64(pages)*max(int64(len(r.Manifest.Targets)), 1), "manifest"
-		}
-	}
-	if s.BlockSize == 0 {
-		s.BlockSize, blockSource = assumedBlockSize, "assumed"
-	}
-	return s, blockSource, pagesSource, nil
-}
-
-func sumValues[K comparable](m map[K]int64) (n int64) {
-	for _, v := range m {
-		n += v
-	}
-	return n
-}
-
 // sharedUnit is what sharing is counted in: the trace's prefix blocks.
 type sharedUnit struct {
 	pages  float64 // of one block
@@ -108,7 +44,7 @@ type sharedUnit struct {
 }
 
 // unit finds the pages of one of a request's prefix blocks, and how many of them are whole.
-func (l *load) unit(q *request, blockSize int) (u sharedUnit, whole int) {
+func (l *Load) unit(q *request, blockSize int) (u sharedUnit, whole int) {
 	whole = len(q.blocks)
 	if whole == 0 || l.header.PrefixBlockSize <= 0 {
 		return u, 0
@@ -124,8 +60,9 @@ func (l *load) unit(q *request, blockSize int) (u sharedUnit, whole int) {
 	return u, whole
 }
 
-// pages runs the model. blockSize is in tokens.
-func (l *load) pages(blockSize int) (p Pages) {
+// Pages runs the page model with blocks of so many tokens and a cache of so many pages; 0 pages is unknown. The server's own figures, the
+// cache's curve and where the sizes came from are left to the caller.
+func (l *Load) Pages(blockSize int, capacity int64) (p Pages) {
 	p.Modelled, p.LeftOut, p.BlockSize = int64(len(l.requests)), l.left, blockSize
 	if len(l.requests) == 0 {
 		return p
@@ -134,23 +71,25 @@ func (l *load) pages(blockSize int) (p Pages) {
 	p.high, p.low = high.physical.cells(), low.physical.cells()
 	p.InUse = Band{levelOf(p.low), levelOf(p.high)}
 	p.PeakDemand = p.InUse.High.Peak
+	if capacity > 0 { // a server that has no page left lets requests wait
+		p.Capacity = formats.Of(capacity)
+		p.PeakShare = known(p.PeakDemand.V / float64(capacity))
+	}
 	logical := high.logical.cells()
 	p.tokens, p.slots = high.tokens.cells(), scaled(logical, float64(blockSize))
 	p.Fill = ratioOf(p.tokens, p.slots)
 	if l.known {
 		p.Sharing = ratioOf(logical, p.high)
 	}
-	return p
-}
-
-// limit cuts what is in use at the capacity: a server that has no page left lets requests wait.
-func (p *Pages) limit(capacity float64) {
-	for _, cells := range [][]float64{p.low, p.high} {
-		for i := range cells {
-			cells[i] = min(cells[i], capacity)
+	if capacity > 0 {
+		for _, cells := range [][]float64{p.low, p.high} {
+			for i := range cells {
+				cells[i] = min(cells[i], float64(capacity))
+			}
 		}
+		p.InUse = Band{levelOf(p.low), levelOf(p.high)}
 	}
-	p.InUse = Band{levelOf(p.low), levelOf(p.high)}
+	return p
 }
 
 func scaled(x []float64, f float64) []float64 {
@@ -169,15 +108,15 @@ type occupancy struct {
 	late                      bool
 }
 
-func (l *load) occupancy(blockSize int, late bool) *occupancy {
-	o := &occupancy{newGrid(l.from, l.to), newGrid(l.from, l.to), newGrid(l.from, l.to), map[int64]int64{}, blockSize, late}
+func (l *Load) occupancy(blockSize int, late bool) *occupancy {
+	o := &occupancy{l.grid(), l.grid(), l.grid(), map[int64]int64{}, blockSize, late}
 	order := make([]int32, len(l.requests))
 	for i := range order {
 		order[i] = int32(i)
 	}
 	if late { // sharing is counted in order of start
 		slices.SortStableFunc(order, func(a, b int32) int {
-			return compareInts(l.requests[a].late, l.requests[b].late, int64(a), int64(b))
+			return cmp.Or(cmp.Compare(l.requests[a].late, l.requests[b].late), cmp.Compare(a, b))
 		})
 	}
 	for _, i := range order {
@@ -259,83 +198,15 @@ func (o *occupancy) both(a, b int64, pages float64) {
 	o.logical.add(a, b, pages)
 }
 
-// modelPages is the page model of a run with its server beside it.
-func modelPages(r *Run, l *load, given Sizes, w *Window) (*Pages, error) {
-	sizes, blockSource, pagesSource, err := findSizes(r, given)
-	if err != nil {
-		return nil, err
+// Over is the pages in use over time by both ends of the band, and the page fill, in each of n equal parts of the span; NaN where that time is
+// not modelled. Nil for pages that no Load made.
+func (p *Pages) Over(n int) (low, high, fill []float64) {
+	if p.high == nil {
+		return nil, nil, nil
 	}
-	p := l.pages(sizes.BlockSize)
-	p.BlockSizeSource, p.CapacitySource = blockSource, pagesSource
-	if sizes.Pages > 0 {
-		p.Capacity = formats.Of(sizes.Pages)
-		if p.PeakDemand.Valid {
-			p.PeakShare = known(p.PeakDemand.V / float64(sizes.Pages))
-		}
-		p.limit(float64(sizes.Pages))
-		if w.Server.KVUsageMean.Valid && w.Server.Engines > 0 {
-			p.Server = known(w.Server.KVUsageSum.V * float64(sizes.Pages) / float64(w.Server.Engines))
-			if middle := (p.InUse.Low.Mean.V + p.InUse.High.Mean.V) / 2; middle > 0 {
-				p.Difference = known(p.Server.V/middle - 1)
-			}
-		}
+	fill = shrink(p.tokens, n)
+	for i, slots := range shrink(p.slots, n) {
+		fill[i] /= slots // NaN where there are none
 	}
-	p.curve(r, sizes)
-	return &p, nil
-}
-
-// curve fills in what LRU caches of the capacity, its halves and its doubles would have hit, in order of arrival.
-func (p *Pages) curve(r *Run, sizes Sizes) {
-	var u kv.Curve
-	per := float64(r.Header.PrefixBlockSize) / float64(sizes.BlockSize) // pages of a prefix block
-	if per <= 0 || r.Header.PrefixBlockUnit == "bytes" {
-		per = 1
-	}
-	if err := arrivalOrder(r, u.Use); err != nil || u.Blocks() == 0 {
-		return
-	}
-	all := u.HitRate(0)
-	if sizes.Pages > 0 {
-		p.LRUHitRate = known(u.HitRate(int(max(float64(sizes.Pages)/per, 1))))
-	}
-	for n := int64(1024); ; n *= 2 {
-		rate := u.HitRate(int(max(float64(n)/per, 1)))
-		p.Curve = append(p.Curve, CachePoint{n, rate})
-		if rate >= all {
-			break
-		}
-	}
-}
-
-// arrivalOrder walks the prefix blocks of the measured exchanges in order of arrival. It holds them where they are stored in another.
-func arrivalOrder(r *Run, visit func(blocks []uint64)) error {
-	type late struct {
-		at     int64
-		blocks []uint64
-	}
-	var held []late
-	sorted := true
-	last := int64(-1 << 63)
-	for x, err := range r.exchanges(formats.ColArrival, formats.ColPhase, formats.ColEndReason, formats.ColPrefixBlocks) {
-		if err != nil {
-			return r.readError(err)
-		}
-		if x.PrefixBlocks == nil || x.EndReason == formats.EndNotSent {
-			continue
-		}
-		sorted = sorted && x.ArrivalUnixNS >= last
-		last = x.ArrivalUnixNS
-		blocks := make([]uint64, len(x.PrefixBlocks))
-		for i, b := range x.PrefixBlocks {
-			blocks[i] = uint64(b)
-		}
-		held = append(held, late{x.ArrivalUnixNS, blocks})
-	}
-	if !sorted {
-		slices.SortStableFunc(held, func(a, b late) int { return compareInts(a.at, b.at, 0, 0) })
-	}
-	for _, h := range held {
-		visit(h.blocks)
-	}
-	return nil
+	return shrink(p.low, n), shrink(p.high, n), fill
 }
