@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/client"
 )
 
 // Recorded aborts are replayed: at the recorded token where it is known, else at the recorded time; the server sees the connection close.
@@ -25,7 +26,7 @@ func TestAborts(t *testing.T) {
 				}
 			}
 		}
-		st, rows := replayed(t, t.Context(), s, sch, Options{}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, sch, Options{}, client.Options{})
 		if st.Requests.Aborted != 3 || st.Requests.Completed != 1 {
 			t.Fatalf("%+v %v", st.Requests, st.Errors)
 		}
@@ -47,7 +48,7 @@ func TestAborts(t *testing.T) {
 		sch := func(yield func(Arrival, error) bool) {
 			yield(Arrival{Exchange: &formats.Exchange{ExchangeID: 1, InputTokens: formats.Of(int64(7)), OutputTokens: formats.Of(int64(5)), EndReason: formats.EndClientAbort}}, nil)
 		}
-		st, _ := replayed(t, t.Context(), s, sch, Options{NoAborts: true}, ClientOptions{})
+		st, _ := replayed(t, t.Context(), s, sch, Options{NoAborts: true}, client.Options{})
 		if st.Requests.Completed != 1 {
 			t.Errorf("with aborts left out: %+v", st.Requests)
 		}

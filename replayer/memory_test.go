@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/client"
 )
 
 // endless yields n arrivals a millisecond apart, of a thousand sessions.
@@ -29,32 +30,13 @@ func heapBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// Transforms hold no more at the end of a long schedule than at its start.
-func TestTransformsHoldNothing(t *testing.T) {
-	const n = 400_000
-	sel := Selection{Thin: 0.9, From: time.Second, To: n * time.Millisecond, Preroll: time.Second, Spread: 10 * time.Millisecond, Loops: 2, ThinkTime: true}
-	var early, late int64
-	i := 0
-	for range sel.Apply(endless(n), 3) {
-		switch i++; i {
-		case 100_000: // rememberEnded has been reached
-			early = heapBytes()
-		case 700_000:
-			late = heapBytes()
-		}
-	}
-	if late == 0 || late-early > 8<<20 {
-		t.Errorf("the heap grew from %d to %d bytes", early, late)
-	}
-}
-
-// Nor does a replay: what waits is bounded by the look-ahead, and what is over is forgotten.
+// What waits for its time is bounded by the look-ahead, and what is over is forgotten.
 func TestReplayForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var early, late int64
 		s := &scripted{answer: stream(0, 0, 1)}
 		n := 0
-		c, err := NewClient(ClientOptions{Targets: []string{"http://t"}, Dial: s.dial})
+		c, err := client.New(client.Options{Targets: []string{"http://t"}, Dial: s.dial})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +52,7 @@ func TestReplayForgets(t *testing.T) {
 			s.mu.Unlock()
 			return nil
 		})
-		st, err := Replay(t.Context(), endless(41_000), prompts(t, PromptOptions{}), c, dst, Options{Sleep: SleepTimer, AheadCount: 256})
+		st, err := Replay(t.Context(), endless(41_000), prompts(t), c, dst, Options{Sleep: SleepTimer, AheadCount: 256})
 		if err != nil || st.Requests.Completed != 41_000 {
 			t.Fatal(st.Requests, err)
 		}

@@ -7,7 +7,15 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/client"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
+
+// Arrival is one request of a schedule.
+type Arrival = schedule.Arrival
+
+// Schedule is a sequence of arrivals in the order of their times.
+type Schedule = schedule.Arrivals
 
 // Prompter makes the bodies of requests. Body is called ahead of the deadline, from several goroutines at once. x is the exchange of
 // the run, a copy of the recorded one with the run's identity; Body sets in it what it decides: endpoint, model, stream, lengths. An
@@ -62,7 +70,7 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (o *Options) defaults(c *Client) {
+func (o *Options) defaults(c *client.Client) {
 	if o.RequestIDs == "" {
 		o.RequestIDs = "st"
 	}
@@ -73,7 +81,7 @@ func (o *Options) defaults(c *Client) {
 		o.LateAfter = time.Millisecond
 	}
 	if o.Drain == 0 {
-		o.Drain = c.o.Timeout + 5*time.Second
+		o.Drain = c.Timeout() + 5*time.Second
 	}
 	if o.Builders == 0 {
 		o.Builders = 2

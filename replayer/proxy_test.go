@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/client"
 )
 
 // answer is a whole chat answer over net/http.
@@ -26,14 +27,14 @@ func answer(w http.ResponseWriter, r *http.Request) {
 }
 
 // sendTen replays ten requests over real sockets and returns the rows.
-func sendTen(t *testing.T, o ClientOptions, ro Options) []*formats.Exchange {
+func sendTen(t *testing.T, o client.Options, ro Options) []*formats.Exchange {
 	t.Helper()
-	c, err := NewClient(o)
+	c, err := client.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	p := prompts(t, PromptOptions{})
+	p := prompts(t)
 	var dst sink
 	st, err := Replay(t.Context(), every(2*time.Millisecond, 10), p, c, &dst, ro)
 	if err != nil || st.Requests.Completed != 10 {
@@ -84,26 +85,26 @@ func TestTLSAndProxies(t *testing.T) {
 	}
 	trust := &tls.Config{RootCAs: secure.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs}
 
-	rows := sendTen(t, ClientOptions{Targets: []string{secure.URL}, TLS: trust}, Options{Cold: true})
+	rows := sendTen(t, client.Options{Targets: []string{secure.URL}, TLS: trust}, Options{Cold: true})
 	if x := rows[0]; !x.TLSNS.Valid || !x.ConnectNS.Valid || x.TLSNS.V <= 0 {
 		t.Errorf("set-up of the first: tls %v, connect %v", x.TLSNS, x.ConnectNS)
 	}
-	sendTen(t, ClientOptions{Targets: []string{secure.URL}, TLS: trust, Proxy: pu}, Options{})
+	sendTen(t, client.Options{Targets: []string{secure.URL}, TLS: trust, Proxy: pu}, Options{})
 	if viaProxy.Load() == 0 || seen.Load() != 20 {
 		t.Errorf("%d tunnels, %d requests", viaProxy.Load(), seen.Load())
 	}
 	before := viaProxy.Load()
-	sendTen(t, ClientOptions{Targets: []string{plain.URL}, Proxy: pu}, Options{})
+	sendTen(t, client.Options{Targets: []string{plain.URL}, Proxy: pu}, Options{})
 	if viaProxy.Load()-before != 10 || seen.Load() != 20 {
 		t.Errorf("%d requests through the proxy", viaProxy.Load()-before)
 	}
 	// A certificate that nobody vouches for is a failure to connect.
-	c, err := NewClient(ClientOptions{Targets: []string{secure.URL}})
+	c, err := client.New(client.Options{Targets: []string{secure.URL}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var dst sink
-	st, err := Replay(context.Background(), at(0), prompts(t, PromptOptions{}), c, &dst, Options{})
+	st, err := Replay(context.Background(), at(0), prompts(t), c, &dst, Options{})
 	if err != nil || st.Errors[formats.ErrorConnect] != 1 {
 		t.Errorf("%v %v", st.Errors, err)
 	}
@@ -117,15 +118,16 @@ func TestSeveralTargets(t *testing.T) {
 		defer s.Close()
 		targets = append(targets, s.URL)
 	}
-	rows := sendTen(t, ClientOptions{Targets: targets}, Options{})
+	rows := sendTen(t, client.Options{Targets: targets}, Options{})
 	if n[0].Load() != 5 || rows[1].ServerID != targets[1] || rows[2].ServerID != targets[0] {
 		t.Errorf("in turn: %d of 10 to the first, %s, %s", n[0].Load(), rows[1].ServerID, rows[2].ServerID)
 	}
-	r := replay{o: Options{BySession: true}, c: &Client{targets: make([]*pool, 3)}}
-	for i := range r.c.targets {
-		r.c.targets[i] = &pool{}
+	c, err := client.New(client.Options{Targets: []string{"http://a", "http://b", "http://c"}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	used := map[*pool]bool{}
+	r := replay{o: Options{BySession: true}, c: c}
+	used := map[*client.Target]bool{}
 	for i := range 60 {
 		a := Arrival{Exchange: &formats.Exchange{SessionID: formats.Of(formats.Hash{byte(i % 20)})}}
 		p := r.route(a, int64(i))

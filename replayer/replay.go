@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/client"
+	"github.com/shadowtape/shadowtape/replayer/prompt"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // RequestID is the x-request-id of the arrival with an index, of a run whose ids start with prefix.
@@ -41,9 +44,9 @@ type job struct {
 	after Arrival // its After, Think and NotBefore
 	x     *formats.Exchange
 	asked asked
-	abort abort
-	pool  *pool
-	wire  wire
+	abort client.Cut
+	pool  *client.Target
+	wire  client.Wire
 	err   error         // of the prompter
 	ready chan struct{} // closed when wire or err stands
 	cost  int64
@@ -52,11 +55,11 @@ type job struct {
 // replay is the state of one Replay.
 type replay struct {
 	o       Options
-	c       *Client
+	c       *client.Client
 	p       Prompter
 	live    *Live // of what is measured
 	warmup  Live  // of the warm-up
-	clk     clock
+	clk     client.Clock
 	started chan struct{} // closed when clk stands
 
 	order chan *job // in the schedule's order, for the dispatcher
@@ -71,7 +74,7 @@ type replay struct {
 	warm     *warmer
 	turns    *turns
 	overlap  overlap
-	steady   steady
+	steady   Course
 	lastDue  atomic.Int64
 	stats    Stats
 	statsMu  sync.Mutex
@@ -83,20 +86,20 @@ type replay struct {
 // A cancelled context ends what is in flight (run_end), and Stats says Interrupted with a nil error. Always Scheduled == Sent +
 // Dropped and Sent == Completed + Failed + Aborted + RunEnd. An error of the schedule or the sink ends the run and is returned with
 // the stats so far.
-func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o Options) (Stats, error) {
+func Replay(ctx context.Context, s Schedule, p Prompter, c *client.Client, dst Sink, o Options) (Stats, error) {
 	if err := o.Validate(); err != nil {
 		return Stats{}, err
 	}
 	o.defaults(c)
 	r := &replay{o: o, c: c, p: p, live: o.Live, started: make(chan struct{}), order: make(chan *job, o.AheadCount), work: make(chan *job, o.AheadCount)}
 	r.freed = sync.NewCond(&r.budget)
-	r.warm, r.turns = &warmer{pools: c.targets}, newTurns()
+	r.warm, r.turns = &warmer{pools: c.Targets()}, newTurns()
 	r.stats.Errors, r.stats.Dropped = map[string]int64{}, map[string]int64{}
 	r.stats.Quality.limit()
 	parent := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c.revive()
+	c.Revive()
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -108,13 +111,13 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	go func() { writeErr <- r.out.drain(dst, cancel) }()
 
 	first := <-r.order // nil where the schedule is empty
-	r.clk = newClock(r.zero(ctx, first))
+	r.clk = client.NewClock(r.zero(ctx, first))
 	if !o.Cold {
 		wg.Go(func() { r.warm.run(ctx, r.clk) })
 	}
 	close(r.started)
-	r.live.Start.Store(r.clk.unix)
-	r.stats.Start = r.clk.start
+	r.live.Start.Store(r.clk.Unix())
+	r.stats.Start = r.clk.Start()
 	var interrupted bool
 	if o.Users > 0 {
 		interrupted = r.users(ctx, first)
@@ -126,7 +129,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	}
 	r.stats.Interrupted = interrupted && parent.Err() != nil
 	cancel()
-	c.cutAll()
+	c.CutAll()
 	r.budget.Lock()
 	r.freed.Broadcast()
 	r.budget.Unlock()
@@ -140,9 +143,9 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *Client, dst Sink, o 
 	r.stats.Requests, r.stats.Warmup = r.live.Counts(), r.warmup.Counts()
 	r.stats.Late = r.live.Late.Load()
 	r.stats.Overlapped = r.overlap.n
-	r.stats.Steady = r.steady.judge(time.Duration(r.lastDue.Load()))
+	r.stats.Steady = r.steady.Judge(time.Duration(r.lastDue.Load()))
 	r.stats.WarmupTokens = r.warmup.Tokens.Load()
-	r.stats.ClockSteps = r.clk.wall.steps.Load()
+	r.stats.ClockSteps = r.clk.Steps()
 	if err != nil {
 		return r.stats, fmt.Errorf("write run: %w", err)
 	}
@@ -204,11 +207,11 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 			j.live = &r.warmup
 		}
 		j.x = r.row(a, index, j.pool)
-		if j.abort = abortOf(a.Exchange); j.abort.planned() && !r.o.NoAborts {
+		if j.abort = client.CutOf(a.Exchange); j.abort.Planned() && !r.o.NoAborts {
 			j.x.PlannedAbort = formats.Of(true)
 			j.asked.abort = true
 		} else {
-			j.abort = abort{}
+			j.abort = client.Cut{}
 		}
 		index++
 		if r.o.Turns {
@@ -234,12 +237,12 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 }
 
 // route deals arrivals to the targets in turn, or keeps a session where it is.
-func (r *replay) route(a Arrival, index int64) *pool {
-	n := uint64(len(r.c.targets))
+func (r *replay) route(a Arrival, index int64) *client.Target {
+	n := uint64(len(r.c.Targets()))
 	if r.o.BySession && a.Exchange.SessionID.Valid {
-		return r.c.targets[sessionKey(a.Exchange)%n]
+		return r.c.Targets()[schedule.SessionKey(a.Exchange)%n]
 	}
-	return r.c.targets[uint64(index)%n]
+	return r.c.Targets()[uint64(index)%n]
 }
 
 // ahead waits until an arrival is near enough to be prepared. The first arrivals pass at once: they define the start.
@@ -252,7 +255,7 @@ func (r *replay) ahead(ctx context.Context, at time.Duration, index int64) bool 
 	case <-ctx.Done():
 		return false
 	}
-	SleepTimer(r.clk.at(at-r.o.Ahead), ctx.Done())
+	SleepTimer(r.clk.At(at-r.o.Ahead), ctx.Done())
 	return ctx.Err() == nil
 }
 
@@ -280,7 +283,7 @@ func (r *replay) give(n int64) {
 }
 
 // row is the run's row for an arrival: the recorded request, the run's identity, nothing of the recorded outcome.
-func (r *replay) row(a Arrival, index int64, p *pool) *formats.Exchange {
+func (r *replay) row(a Arrival, index int64, p *client.Target) *formats.Exchange {
 	x := *a.Exchange
 	x.ExchangeID = r.o.FirstID + index + 1
 	if !x.SourceID.Valid {
@@ -288,7 +291,7 @@ func (r *replay) row(a Arrival, index int64, p *pool) *formats.Exchange {
 	}
 	x.ArrivalIndex, x.Loop = formats.Of(index), formats.Of(a.Loop)
 	x.CorrelationID = formats.Of(CorrelationID(r.o.RequestIDs, RequestID(r.o.RequestIDs, index)))
-	x.ServerID, x.Node, x.Phase = p.url.String(), r.o.Node, formats.PhaseMeasure
+	x.ServerID, x.Node, x.Phase = p.URL(), r.o.Node, formats.PhaseMeasure
 	if a.Warmup {
 		x.Phase = formats.PhaseWarmup
 	}
@@ -322,7 +325,7 @@ func (r *replay) build() {
 			j.err = err
 		} else {
 			j.x.RequestBytes = formats.Of(int64(len(body)))
-			j.wire = j.pool.wire(path(j.x.Endpoint), RequestID(r.o.RequestIDs, j.x.ArrivalIndex.V), body)
+			j.wire = j.pool.Wire(j.x.Endpoint, RequestID(r.o.RequestIDs, j.x.ArrivalIndex.V), body)
 		}
 		// What the answer will say; until then unknown.
 		j.x.OutputTokens, j.x.OutputTokensSource, j.x.ChoiceOutputTokens = none, "", nil
@@ -341,7 +344,7 @@ func (r *replay) dispatch(ctx context.Context, first *job) bool {
 			}
 			continue
 		}
-		r.o.Sleep(r.clk.at(j.due), ctx.Done())
+		r.o.Sleep(r.clk.At(j.due), ctx.Done())
 		if ctx.Err() != nil {
 			return true
 		}
@@ -352,7 +355,7 @@ func (r *replay) dispatch(ctx context.Context, first *job) bool {
 
 // launch sends a job that is due, or drops it. It does not wait.
 func (r *replay) launch(ctx context.Context, j *job) {
-	j.x.ArrivalUnixNS = r.clk.unix + int64(j.due)
+	j.x.ArrivalUnixNS = r.clk.Unix() + int64(j.due)
 	j.live.Scheduled.Add(1)
 	if r.live.InFlight.Load() >= int64(r.o.MaxInFlight) {
 		r.drop(j, formats.ErrorMaxInFlight)
@@ -374,7 +377,7 @@ func (r *replay) release(ctx context.Context, j *job, end int64) {
 	r.inFlight.Add(1) // the run is not over while turns are to come
 	go func() {
 		defer r.inFlight.Done()
-		SleepTimer(r.clk.at(j.due), ctx.Done())
+		SleepTimer(r.clk.At(j.due), ctx.Done())
 		if ctx.Err() != nil || r.o.End > 0 && j.due >= r.o.End {
 			r.discard(j)
 			return
@@ -388,7 +391,7 @@ func (r *replay) ended(ctx context.Context, j *job) {
 	if !r.o.Turns {
 		return
 	}
-	at := r.clk.now()
+	at := r.clk.Now()
 	for _, next := range r.turns.end(j.id, at) {
 		r.release(ctx, next, at)
 	}
@@ -398,7 +401,7 @@ func (r *replay) ended(ctx context.Context, j *job) {
 func (r *replay) discard(j *job) {
 	r.give(j.cost)
 	if r.o.Turns {
-		for _, next := range r.turns.end(j.id, r.clk.now()) {
+		for _, next := range r.turns.end(j.id, r.clk.Now()) {
 			r.discard(next)
 		}
 	}
@@ -435,7 +438,7 @@ func (r *replay) send(ctx context.Context, j *job) {
 	}
 	if j.err != nil {
 		why := formats.ErrorPrompt
-		if errors.Is(j.err, errStateful) {
+		if errors.Is(j.err, prompt.ErrStateful) {
 			why = formats.ErrorStateful
 		}
 		r.drop(j, why)
@@ -444,7 +447,7 @@ func (r *replay) send(ctx context.Context, j *job) {
 	x, due := j.x, int64(j.due)
 	r.overlap.start(x)
 	defer r.overlap.end(x)
-	j.pool.exchange(ctx, x, &j.wire, r.clk, due, j.abort, func(at int64) {
+	j.pool.Exchange(ctx, x, &j.wire, r.clk, due, j.abort, func(at int64) {
 		j.live.Sent.Add(1)
 		r.give(j.cost)
 		if at < 0 {
@@ -480,7 +483,7 @@ func (r *replay) finish(j *job) {
 		l.Tokens.Add(x.OutputTokens.V)
 	}
 	if l == r.live {
-		r.steady.add(x, int64(j.due))
+		r.steady.Add(x, int64(j.due))
 		storeMax(&r.lastDue, int64(j.due))
 		r.statsMu.Lock()
 		if x.Failed() {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/client"
+	"github.com/shadowtape/shadowtape/replayer/prompt"
 )
 
 const ms = time.Millisecond
@@ -22,7 +24,7 @@ const ms = time.Millisecond
 func TestNothingWaitsForAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(time.Hour, 10*ms, 3)}
-		st, rows := replayed(t, t.Context(), s, every(7*ms, 200), Options{}, ClientOptions{Timeout: 2 * time.Hour})
+		st, rows := replayed(t, t.Context(), s, every(7*ms, 200), Options{}, client.Options{Timeout: 2 * time.Hour})
 		if st.Requests.Completed != 200 || st.Late != 0 {
 			t.Fatalf("%+v, %d late", st.Requests, st.Late)
 		}
@@ -41,7 +43,7 @@ func TestNothingWaitsForAnAnswer(t *testing.T) {
 func TestTimesAreExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(50*ms, 10*ms, 4)}
-		_, rows := replayed(t, t.Context(), s, at(0, time.Second), Options{RequestIDs: "run", Cold: true}, ClientOptions{})
+		_, rows := replayed(t, t.Context(), s, at(0, time.Second), Options{RequestIDs: "run", Cold: true}, client.Options{})
 		for i, x := range rows {
 			if x.FirstEventNS.V != 0 || x.FirstTokenNS.V != int64(50*ms) || x.LastTokenNS.V != int64(80*ms) || x.EndNS.V != int64(80*ms) || x.ResponseHeaderNS.V != 0 {
 				t.Errorf("%d: first event %d, first token %d, last token %d, end %d", i, x.FirstEventNS.V, x.FirstTokenNS.V, x.LastTokenNS.V, x.EndNS.V)
@@ -70,7 +72,7 @@ func TestEventsOfOneReadAreCoalesced(t *testing.T) {
 		s := &scripted{answer: func(w io.Writer, _ int, _ *http.Request, _ []byte) error {
 			return say(w, sseHead, 20*ms, chunk(token)+chunk(token), 5*ms, chunk(token)+chunk(stop)+chunk(usageEvent(7, 3))+chunk(done)+"0\r\n\r\n")
 		}}
-		st, rows := replayed(t, t.Context(), s, at(0), Options{}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, at(0), Options{}, client.Options{})
 		x := rows[0]
 		if !slices.Equal(x.EventGapUS, []int32{0, 0, 5000}) || !slices.Equal(x.EventFlags, []int32{0, formats.FlagCoalesced, 0}) {
 			t.Errorf("gaps %v, flags %v", x.EventGapUS, x.EventFlags)
@@ -89,7 +91,7 @@ func TestConstantLatenessIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(ms, ms, 2)}
 		late := func(t time.Time, stop <-chan struct{}) { SleepTimer(t.Add(5*ms), stop) }
-		st, rows := replayed(t, t.Context(), s, every(100*ms, 20), Options{Sleep: late}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, every(100*ms, 20), Options{Sleep: late}, client.Options{})
 		for _, x := range rows {
 			if x.SentNS.V != int64(5*ms) || x.FirstTokenNS.V != int64(6*ms) {
 				t.Fatalf("sent %v, first token %v after schedule", time.Duration(x.SentNS.V), time.Duration(x.FirstTokenNS.V))
@@ -112,7 +114,7 @@ func TestAStallIsNotForgiven(t *testing.T) {
 				time.Sleep(500 * ms)
 			}
 		}
-		st, rows := replayed(t, t.Context(), s, every(20*ms, 100), Options{Sleep: stall}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, every(20*ms, 100), Options{Sleep: stall}, client.Options{})
 		for i, x := range rows {
 			want := int64(0)
 			if due := time.Duration(i) * 20 * ms; i >= 10 && due < 700*ms {
@@ -131,7 +133,7 @@ func TestAStallIsNotForgiven(t *testing.T) {
 func TestMaxInFlightDropsByName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(950*ms, ms, 1)}
-		st, rows := replayed(t, t.Context(), s, every(100*ms, 30), Options{MaxInFlight: 4}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, every(100*ms, 30), Options{MaxInFlight: 4}, client.Options{})
 		if st.Requests.Dropped != 18 || st.Dropped[formats.ErrorMaxInFlight] != 18 {
 			t.Errorf("%+v %v", st.Requests, st.Dropped)
 		}
@@ -169,7 +171,7 @@ func TestLookAheadIsBounded(t *testing.T) {
 			}}
 			read.Store(0)
 			most.Store(0)
-			replayed(t, ctx, s, sch, o, ClientOptions{})
+			replayed(t, ctx, s, sch, o, client.Options{})
 			return int(most.Load())
 		}
 		if n := furthest(Options{AheadCount: 100, Ahead: time.Hour}); n > 110 {
@@ -189,7 +191,7 @@ func TestInterrupted(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		s := &scripted{answer: stream(100*ms, 100*ms, 50)}
 		time.AfterFunc(1050*ms+100*ms, cancel) // 100 ms until the schedule's zero
-		st, rows := replayed(t, ctx, s, every(500*ms, 1000), Options{}, ClientOptions{})
+		st, rows := replayed(t, ctx, s, every(500*ms, 1000), Options{}, client.Options{})
 		if !st.Interrupted || st.Requests.Scheduled != 3 || st.Requests.RunEnd != 3 {
 			t.Fatalf("%+v interrupted %t", st.Requests, st.Interrupted)
 		}
@@ -202,7 +204,7 @@ func TestInterrupted(t *testing.T) {
 func TestDrainEndsTheRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(time.Hour, ms, 2)}
-		st, _ := replayed(t, t.Context(), s, every(ms, 5), Options{Drain: time.Second}, ClientOptions{Timeout: 3 * time.Hour})
+		st, _ := replayed(t, t.Context(), s, every(ms, 5), Options{Drain: time.Second}, client.Options{Timeout: 3 * time.Hour})
 		if st.Interrupted || st.Requests.RunEnd != 5 {
 			t.Errorf("%+v", st.Requests)
 		}
@@ -269,7 +271,7 @@ func TestFaultsOfTheTarget(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &scripted{answer: func(w io.Writer, _ int, _ *http.Request, _ []byte) error { return c.answer(w) }}
-				st, rows := replayed(t, t.Context(), s, at(0, time.Second), Options{}, ClientOptions{Timeout: time.Minute})
+				st, rows := replayed(t, t.Context(), s, at(0, time.Second), Options{}, client.Options{Timeout: time.Minute})
 				if st.Requests.Failed != 2 || st.Errors[c.kind] != 2 {
 					t.Fatalf("%+v %v", st.Requests, st.Errors)
 				}
@@ -285,7 +287,7 @@ func TestFaultsOfTheTarget(t *testing.T) {
 func TestRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{refuse: true}
-		st, rows := replayed(t, t.Context(), s, every(ms, 3), Options{}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, every(ms, 3), Options{}, client.Options{})
 		if st.Errors[formats.ErrorConnect] != 3 || rows[0].SentNS.Valid || st.Requests.Sent != 3 {
 			t.Errorf("%+v %v", st.Requests, st.Errors)
 		}
@@ -306,7 +308,7 @@ func TestReuseRace(t *testing.T) {
 			}
 			return ok(w, n, r, b)
 		}}
-		st, rows := replayed(t, t.Context(), s, every(time.Second, 4), Options{Cold: true}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, every(time.Second, 4), Options{Cold: true}, client.Options{})
 		if st.Retried != 1 || st.Requests.Completed != 3 || st.Errors[formats.ErrorReset] != 1 {
 			t.Fatalf("retried %d, %+v %v", st.Retried, st.Requests, st.Errors)
 		}
@@ -327,7 +329,7 @@ func TestConnectionsAreWarm(t *testing.T) {
 		for i := range burst {
 			burst[i] = 3 * time.Second
 		}
-		st, rows := replayed(t, t.Context(), s, at(append([]time.Duration{0, 7 * ms}, burst...)...), Options{}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, at(append([]time.Duration{0, 7 * ms}, burst...)...), Options{}, client.Options{})
 		for _, x := range rows {
 			if x.ConnectNS.Valid || x.SentNS.V != 0 {
 				t.Fatalf("request %d: connect %v, sent %v after its time", x.ArrivalIndex.V, x.ConnectNS, time.Duration(x.SentNS.V))
@@ -337,7 +339,7 @@ func TestConnectionsAreWarm(t *testing.T) {
 			t.Errorf("%d late, %d dials", st.Late, s.dials)
 		}
 		s = &scripted{answer: stream(10*ms, 10*ms, 2), slowDial: 30 * ms}
-		_, rows = replayed(t, t.Context(), s, at(0), Options{Cold: true}, ClientOptions{})
+		_, rows = replayed(t, t.Context(), s, at(0), Options{Cold: true}, client.Options{})
 		if x := rows[0]; x.ConnectNS.V != int64(30*ms) || x.SentNS.V != int64(30*ms) || x.ConnReused.V {
 			t.Errorf("a cold connection: connect %v, sent %v", x.ConnectNS, x.SentNS)
 		}
@@ -348,14 +350,14 @@ func TestConnectionsAreWarm(t *testing.T) {
 func TestIdleLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(0, 0, 1)}
-		_, rows := replayed(t, t.Context(), s, at(0, 3*time.Second, 8*time.Second), Options{Cold: true}, ClientOptions{})
+		_, rows := replayed(t, t.Context(), s, at(0, 3*time.Second, 8*time.Second), Options{Cold: true}, client.Options{})
 		if s.dials != 2 || !rows[1].ConnReused.V || rows[2].ConnReused.V {
 			t.Errorf("%d dials", s.dials)
 		}
 		s = &scripted{answer: func(w io.Writer, _ int, _ *http.Request, _ []byte) error {
 			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nKeep-Alive: timeout=2, max=100\r\nContent-Length: 2\r\n\r\n{}")
 		}}
-		_, rows = replayed(t, t.Context(), s, at(0, 900*ms, 2500*ms), Options{Cold: true}, ClientOptions{})
+		_, rows = replayed(t, t.Context(), s, at(0, 900*ms, 2500*ms), Options{Cold: true}, client.Options{})
 		if s.dials != 2 || !rows[1].ConnReused.V || rows[2].ConnReused.V {
 			t.Errorf("%d dials with a server that keeps 2 s", s.dials)
 		}
@@ -398,7 +400,7 @@ func TestConservation(t *testing.T) {
 			}
 			slices.Sort(offsets)
 			most, limit := 1+r.IntN(60), time.Duration(500+r.IntN(2000))*ms
-			st, rows := replayed(t, ctx, s, at(offsets...), Options{MaxInFlight: most}, ClientOptions{Timeout: limit})
+			st, rows := replayed(t, ctx, s, at(offsets...), Options{MaxInFlight: most}, client.Options{Timeout: limit})
 			if !st.Interrupted && int(st.Requests.Scheduled) != n || len(rows) != int(st.Requests.Scheduled) {
 				t.Errorf("seed %d: %d of %d scheduled, %d rows", seed, st.Requests.Scheduled, n, len(rows))
 			}
@@ -409,8 +411,8 @@ func TestConservation(t *testing.T) {
 func TestErrorsOfScheduleAndSink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(ms, ms, 2)}
-		c, _ := NewClient(ClientOptions{Targets: []string{"http://t"}, Dial: s.dial})
-		p, _ := NewPrompts(PromptOptions{Model: "m"})
+		c, _ := client.New(client.Options{Targets: []string{"http://t"}, Dial: s.dial})
+		p, _ := prompt.New(prompt.Options{Model: "m"})
 		broken := func(yield func(Arrival, error) bool) {
 			for a := range every(ms, 5) {
 				if !yield(a, nil) {

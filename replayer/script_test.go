@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/client"
+	"github.com/shadowtape/shadowtape/replayer/prompt"
 )
 
 // scripted is a server on pipes whose answers a test writes byte by byte.
@@ -154,15 +156,26 @@ func every(d time.Duration, n int) Schedule {
 	return at(offsets...)
 }
 
-// replayed runs a schedule against a scripted server. It must be called in a bubble of testing/synctest.
-func replayed(t *testing.T, ctx context.Context, s *scripted, sch Schedule, o Options, co ClientOptions) (Stats, []*formats.Exchange) {
+// prompts are those of a server of which nothing is known.
+func prompts(t *testing.T) *prompt.Maker {
 	t.Helper()
-	co.Targets, co.Dial = []string{"http://target"}, s.dial
-	c, err := NewClient(co)
+	p, err := prompt.New(prompt.Options{Model: "m"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := NewPrompts(PromptOptions{Model: "m", Dialect: dialects[0]})
+	return p
+}
+
+// replayed runs a schedule against a scripted server. It must be called in a bubble of testing/synctest.
+func replayed(t *testing.T, ctx context.Context, s *scripted, sch Schedule, o Options, co client.Options) (Stats, []*formats.Exchange) {
+	t.Helper()
+	co.Targets, co.Dial = []string{"http://target"}, s.dial
+	c, err := client.New(co)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vllm, _ := prompt.DialectNamed("vllm")
+	p, err := prompt.New(prompt.Options{Model: "m", Dialect: vllm})
 	if err != nil {
 		t.Fatal(err)
 	}

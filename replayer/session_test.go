@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/client"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // conversations is a recorded trace: two sessions, and a sub-agent of the first's second answer.
@@ -55,7 +57,7 @@ func TestThinkTime(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &scripted{answer: stream(c.ttft, 0, 1)}
-				st, rows := replayed(t, t.Context(), s, Selection{ThinkTime: true}.Apply(conversations(), c.speed), Options{Turns: true}, ClientOptions{})
+				st, rows := replayed(t, t.Context(), s, schedule.Selection{ThinkTime: true}.Apply(conversations(), c.speed), Options{Turns: true}, client.Options{})
 				if got := arrivals(rows); !slices.Equal(got, c.want) {
 					t.Errorf("sent at %v, want %v", got, c.want)
 				}
@@ -76,7 +78,7 @@ func TestThinkTime(t *testing.T) {
 func TestOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scripted{answer: stream(700*ms, 0, 1)}
-		st, rows := replayed(t, t.Context(), s, conversations(), Options{}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, conversations(), Options{}, client.Options{})
 		if st.Overlapped != 2 || arrivals(rows)[2] != 400*ms {
 			t.Errorf("%d overlapped, %v", st.Overlapped, arrivals(rows))
 		}
@@ -89,16 +91,16 @@ func TestTurnsSurviveFaultsAndEnds(t *testing.T) {
 		s := &scripted{answer: func(w io.Writer, n int, _ *http.Request, _ []byte) error {
 			return say(w, "HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
 		}}
-		st, rows := replayed(t, t.Context(), s, Selection{ThinkTime: true}.Apply(conversations(), 1), Options{Turns: true}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, schedule.Selection{ThinkTime: true}.Apply(conversations(), 1), Options{Turns: true}, client.Options{})
 		if st.Requests.Failed != 6 || arrivals(rows)[2] != 300*ms {
 			t.Errorf("%+v %v", st.Requests, arrivals(rows))
 		}
 		s = &scripted{answer: stream(700*ms, 0, 1)}
-		st, _ = replayed(t, t.Context(), s, Selection{ThinkTime: true}.Apply(conversations(), 1), Options{Turns: true, MaxInFlight: 1}, ClientOptions{})
+		st, _ = replayed(t, t.Context(), s, schedule.Selection{ThinkTime: true}.Apply(conversations(), 1), Options{Turns: true, MaxInFlight: 1}, client.Options{})
 		if st.Requests.Scheduled != 6 || st.Requests.Dropped == 0 {
 			t.Errorf("%+v", st.Requests)
 		}
-		st, rows = replayed(t, t.Context(), s, Selection{ThinkTime: true}.Apply(conversations(), 1), Options{Turns: true, End: time.Second}, ClientOptions{})
+		st, rows = replayed(t, t.Context(), s, schedule.Selection{ThinkTime: true}.Apply(conversations(), 1), Options{Turns: true, End: time.Second}, client.Options{})
 		if st.Requests.Scheduled != 4 || len(rows) != 4 { // the second turn is due at the end, and its sub-agent after it
 			t.Errorf("%+v", st.Requests)
 		}
@@ -118,7 +120,7 @@ func TestUsers(t *testing.T) {
 			defer func() { s.mu.Lock(); now--; s.mu.Unlock() }()
 			return answer(w, n, r, b)
 		}
-		st, rows := replayed(t, t.Context(), s, Loop(every(time.Hour, 10), 0), Options{Users: 4, Ramp: 400 * ms, Think: 50 * ms, End: 2 * time.Second}, ClientOptions{})
+		st, rows := replayed(t, t.Context(), s, schedule.Loop(every(time.Hour, 10), 0), Options{Users: 4, Ramp: 400 * ms, Think: 50 * ms, End: 2 * time.Second}, client.Options{})
 		// Users begin at 0, 100, 200 and 300 ms and take 150 ms a round until 2 s: 14, 13, 12 and 12 requests.
 		if most != 4 || st.Requests.Completed != 51 || len(rows) != 51 {
 			t.Errorf("%d at once, %+v", most, st.Requests)

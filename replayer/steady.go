@@ -39,8 +39,8 @@ func MSER5(series []float64) (leaveOut int, ok bool) {
 	return 5 * at, 2*at <= n
 }
 
-// steady follows TTFT and throughput second by second.
-type steady struct {
+// Course follows TTFT and throughput second by second. The zero value is ready; it is safe for concurrent use.
+type Course struct {
 	mu     sync.Mutex
 	ttft   []float64 // sums in ms, by the second of the arrival
 	n      []float64
@@ -57,7 +57,8 @@ func grow(s *[]float64, i int) *float64 {
 // maxSeconds bounds what is followed: a week.
 const maxSeconds = 7 * 24 * 3600
 
-func (s *steady) add(x *formats.Exchange, due int64) {
+// Add takes a row; due is its time in nanoseconds from the start.
+func (s *Course) Add(x *formats.Exchange, due int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	second := int(due / int64(time.Second))
@@ -79,8 +80,8 @@ type SteadyState struct {
 	Seconds                    int                         // that were looked at
 }
 
-// judge looks at the seconds up to the last arrival: what comes after is the load's end, not its course.
-func (s *steady) judge(span time.Duration) SteadyState {
+// Judge looks at the seconds up to the last arrival: what comes after is the load's end, not its course.
+func (s *Course) Judge(span time.Duration) SteadyState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	last := int(span / time.Second)

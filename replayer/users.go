@@ -25,7 +25,7 @@ func (r *replay) users(ctx context.Context, first *job) bool {
 		wg.Go(func() {
 			due := r.o.Ramp * time.Duration(i) / time.Duration(r.o.Users)
 			for {
-				SleepTimer(r.clk.at(due), ctx.Done())
+				SleepTimer(r.clk.At(due), ctx.Done())
 				if ctx.Err() != nil || r.o.End > 0 && due >= r.o.End {
 					return
 				}
@@ -34,12 +34,12 @@ func (r *replay) users(ctx context.Context, first *job) bool {
 					return
 				}
 				j.due = due
-				j.x.ArrivalUnixNS = r.clk.unix + int64(due)
+				j.x.ArrivalUnixNS = r.clk.Unix() + int64(due)
 				j.live.Scheduled.Add(1)
 				r.live.InFlight.Add(1)
 				r.inFlight.Add(1)
 				r.send(ctx, j)
-				due = time.Duration(r.clk.now()) + r.o.Think
+				due = time.Duration(r.clk.Now()) + r.o.Think
 			}
 		})
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/shadowtape/shadowtape/replayer/client"
 )
 
 const (
@@ -16,7 +18,7 @@ const (
 // warmer opens connections before the arrivals that will need them, so that setting one up is no part of a latency. It knows the
 // arrivals of the next second from the schedule's reader.
 type warmer struct {
-	pools []*pool
+	pools []*client.Target
 	mu    sync.Mutex
 	due   []time.Duration // of arrivals to come, in order
 }
@@ -55,16 +57,16 @@ func (w *warmer) fill(ctx context.Context, now time.Duration) {
 	each := (n + len(w.pools) - 1) / len(w.pools)
 	var wg sync.WaitGroup
 	for _, p := range w.pools {
-		wg.Go(func() { p.warm(ctx, each) })
+		wg.Go(func() { p.Warm(ctx, each) })
 	}
 	wg.Wait()
 }
 
 // run keeps connections ready until ctx ends.
-func (w *warmer) run(ctx context.Context, clk clock) {
+func (w *warmer) run(ctx context.Context, clk client.Clock) {
 	next := time.Now()
 	for ctx.Err() == nil {
-		w.fill(ctx, time.Duration(clk.now()))
+		w.fill(ctx, time.Duration(clk.Now()))
 		next = next.Add(warmTick)
 		if d := time.Since(next); d > 0 {
 			next = time.Now()

@@ -17,7 +17,8 @@ import (
 	"github.com/shadowtape/shadowtape/internal/deploy"
 	"github.com/shadowtape/shadowtape/internal/experiment"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
-	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/job"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // bisectFlags are the flags of bisect as given.
@@ -224,8 +225,8 @@ func (b *bisection) live(dir string, base, candidate *deploy.File) *experiment.L
 	d.allowInvalid = b.o.allowInvalid
 	return &experiment.Live{
 		Dir: dir, Base: base, Candidate: candidate, Start: d.options(b.a, "bisect"), WarmUp: b.o.warmUp, Saturate: b.o.saturate,
-		Job: replayer.JobOptions{Trace: b.trace, Seed: b.o.seed, ToolVersion: readBuildInfo().Version,
-			Selection: replayer.Selection{Speed: b.o.speed, Duration: b.o.duration, MaxRequests: b.o.maxRequests}},
+		Job: job.Options{Trace: b.trace, Seed: b.o.seed, ToolVersion: readBuildInfo().Version,
+			Selection: schedule.Selection{Speed: b.o.speed, Duration: b.o.duration, MaxRequests: b.o.maxRequests}},
 	}
 }
 

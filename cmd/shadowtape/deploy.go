@@ -22,6 +22,8 @@ import (
 	"github.com/shadowtape/shadowtape/internal/gpu"
 	"github.com/shadowtape/shadowtape/internal/term"
 	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/job"
+	"github.com/shadowtape/shadowtape/replayer/prompt"
 )
 
 // deployFlags are the flags of a verb that starts its candidate itself.
@@ -191,7 +193,7 @@ func (a *app) showTail(lines []string) {
 }
 
 // replayDeployed starts the deployment file's candidate, replays against it, and stops it.
-func (a *app) replayDeployed(c *cobra.Command, where string, o replayFlags, run func(ctx context.Context, o replayFlags, change func(*replayer.JobOptions)) error) (err error) {
+func (a *app) replayDeployed(c *cobra.Command, where string, o replayFlags, run func(ctx context.Context, o replayFlags, change func(*job.Options)) error) (err error) {
 	ctx := c.Context()
 	if len(o.targets) > 0 || o.deploy.of != "" {
 		return usageError(errors.New("--deploy and --target or --gpus-of: which?"), "--deploy starts a candidate, --target measures one that runs")
@@ -237,10 +239,10 @@ func (a *app) replayDeployed(c *cobra.Command, where string, o replayFlags, run 
 	if o.model == "" {
 		o.model = f.Model
 	}
-	if o.dialect == "" && slices.Contains(replayer.DialectNames(), f.Dialect) {
+	if o.dialect == "" && slices.Contains(prompt.DialectNames(), f.Dialect) {
 		o.dialect = f.Dialect
 	}
-	return run(running, o, func(jo *replayer.JobOptions) {
+	return run(running, o, func(jo *job.Options) {
 		if o.warmup == "" {
 			jo.WarmRule = warmRule(f.WarmUp, r, &startLine{a: a})
 		}
@@ -266,8 +268,8 @@ const (
 )
 
 // warmRule is the warm-up that a deployment file asks for.
-func warmRule(w deploy.WarmUp, r *candidate.Running, line *startLine) *replayer.WarmRule {
-	rule := &replayer.WarmRule{Requests: warmRequests, Time: warmTime, Most: warmMost, Steady: true, Also: func() []string { return unsteady(r.Courses()) }, Told: line.warming}
+func warmRule(w deploy.WarmUp, r *candidate.Running, line *startLine) *job.WarmRule {
+	rule := &job.WarmRule{Requests: warmRequests, Time: warmTime, Most: warmMost, Steady: true, Also: func() []string { return unsteady(r.Courses()) }, Told: line.warming}
 	if w.Requests != nil {
 		rule.Requests = *w.Requests
 	}
@@ -336,7 +338,7 @@ func (s *startLine) warming(text string) {
 }
 
 // replayAttached replays against a server that somebody else started on this machine, and watches its GPUs.
-func (a *app) replayAttached(c *cobra.Command, o replayFlags, run func(ctx context.Context, o replayFlags, change func(*replayer.JobOptions)) error) (err error) {
+func (a *app) replayAttached(c *cobra.Command, o replayFlags, run func(ctx context.Context, o replayFlags, change func(*job.Options)) error) (err error) {
 	ctx := c.Context()
 	if o.deploy.exclusive != "on" && o.deploy.exclusive != "off" {
 		return usageError(fmt.Errorf("--exclusive is on or off, not %q", o.deploy.exclusive), "")
@@ -347,7 +349,7 @@ func (a *app) replayAttached(c *cobra.Command, o replayFlags, run func(ctx conte
 		return a.startError(err, "")
 	}
 	defer func() { err = errors.Join(err, r.Stop(ctx)) }()
-	return run(ctx, o, func(jo *replayer.JobOptions) {
+	return run(ctx, o, func(jo *job.Options) {
 		jo.Beside = func(ctx context.Context, w *formats.RunWriter) func(*formats.Manifest) {
 			r.Begin(ctx, w.WriteGPU)
 			return r.End

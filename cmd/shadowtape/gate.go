@@ -21,7 +21,8 @@ import (
 	"github.com/shadowtape/shadowtape/internal/experiment"
 	"github.com/shadowtape/shadowtape/internal/experiment/history"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
-	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/job"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // gateFlags are the flags of gate as given.
@@ -219,8 +220,8 @@ func (o *gateFlags) live(a *app, c *cobra.Command, trace *formats.Trace) (*exper
 	}
 	return &experiment.Live{
 		Dir: filepath.Clean(o.out), Base: files[0], Candidate: files[1], Start: d.options(a, "gate"), WarmUp: o.warmUp, Saturate: o.saturate,
-		Job: replayer.JobOptions{Trace: trace, Seed: o.seed, ToolVersion: readBuildInfo().Version, Command: commandLine(c),
-			Selection: replayer.Selection{Speed: o.speed, Duration: o.duration, MaxRequests: o.maxRequests}},
+		Job: job.Options{Trace: trace, Seed: o.seed, ToolVersion: readBuildInfo().Version, Command: commandLine(c),
+			Selection: schedule.Selection{Speed: o.speed, Duration: o.duration, MaxRequests: o.maxRequests}},
 	}, nil
 }
 

@@ -56,6 +56,10 @@ var absent = map[string][]string{
 	"internal/kv":     {"net", "net/http"},
 	"internal/stats":  {module + "/formats"},
 	"formats":         {"net/http", "os/exec", "log"},
+
+	"replayer/schedule": {"net", "net/http", module + "/replayer", module + "/replayer/client", module + "/replayer/job", module + "/replayer/prompt"},
+	"replayer/prompt":   {"net", "net/http", module + "/replayer", module + "/replayer/client", module + "/replayer/job", module + "/replayer/schedule"},
+	"replayer/client":   {module + "/replayer", module + "/replayer/job", module + "/replayer/prompt", module + "/replayer/schedule"},
 }
 
 func within(pkg, room string) bool { return pkg == room || strings.HasPrefix(pkg, room+"/") }
@@ -172,6 +176,9 @@ func TestCheckImport(t *testing.T) {
 		{"cmd/shadowtape", module + "/internal/experiment", false, false},
 		{"recorder", "github.com/google/gopacket/layers", false, false},
 		{"replayer", "github.com/google/gopacket", false, true},
+		{"replayer/prompt", "net/http", false, true},
+		{"replayer/client", module + "/replayer/schedule", false, true},
+		{"replayer/job", module + "/replayer/client", false, false},
 		{"cmd/shadowtape", "github.com/spf13/cobra", false, false},
 		{"analyzer", "github.com/spf13/cobra", false, true},
 		{"formats", "github.com/google/go-cmp/cmp", true, false},

@@ -22,6 +22,10 @@ import (
 	"github.com/shadowtape/shadowtape/internal/term"
 	"github.com/shadowtape/shadowtape/internal/workload"
 	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/client"
+	"github.com/shadowtape/shadowtape/replayer/job"
+	"github.com/shadowtape/shadowtape/replayer/prompt"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // longRun is the plan's length from which a replay wants an explicit --duration.
@@ -65,7 +69,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 			if err := applyConfig(c, o.config); err != nil {
 				return usageError(err, "its keys are the flags' names")
 			}
-			run := func(ctx context.Context, o replayFlags, change func(*replayer.JobOptions)) error {
+			run := func(ctx context.Context, o replayFlags, change func(*job.Options)) error {
 				return a.replay(ctx, c, args[0], o, change)
 			}
 			if o.deploy.file != "" {
@@ -86,7 +90,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.model, "model", "", "model to ask for (default: the first that the target lists)")
 	f.StringArrayVar(&o.headers, "header", nil, "header to send with every request, as `Name: value`; values are not written down")
 	f.StringVar(&o.keyEnv, "api-key-env", "", "environment `variable` that holds the API key; the key is not written down")
-	f.StringVar(&o.dialect, "dialect", "", "what the server understands beyond the OpenAI API: "+strings.Join(replayer.DialectNames(), ", ")+" (default: detected)")
+	f.StringVar(&o.dialect, "dialect", "", "what the server understands beyond the OpenAI API: "+strings.Join(prompt.DialectNames(), ", ")+" (default: detected)")
 	f.Float64Var(&o.speed, "speed", 1, "play so many times as fast")
 	f.Float64Var(&o.rate, "rate", 0, "scale time to this many requests a second on average, instead of --speed")
 	f.StringVar(&o.window, "window", "", "replay only this part of the trace, as `FROM..TO` from its start, such as 10m..40m")
@@ -137,7 +141,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 }
 
 // replay runs the verb.
-func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o replayFlags, change func(*replayer.JobOptions)) (err error) {
+func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o replayFlags, change func(*job.Options)) (err error) {
 	jo, err := o.options(c, where)
 	if err != nil {
 		return usageError(err, "shadowtape replay --help")
@@ -148,7 +152,7 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 			return err
 		}
 		jo.Selection.Rate = 0 // it is generated at that rate
-		jo.Source = &replayer.Source{Name: where, Header: in.header, Rows: in.all}
+		jo.Source = &job.Source{Name: where, Header: in.header, Rows: in.all}
 	} else {
 		t, err := formats.Open(where)
 		if err != nil {
@@ -171,7 +175,7 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 			return err
 		}
 	}
-	j, err := replayer.Prepare(ctx, jo)
+	j, err := job.Prepare(ctx, jo)
 	if err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return withHint(err, "--force replaces it")
@@ -199,10 +203,10 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 }
 
 // options turns the flags into the replayer's.
-func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOptions, error) {
-	jo := replayer.JobOptions{
+func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error) {
+	jo := job.Options{
 		Out: o.out, Replace: o.force, Model: o.model, Dialect: o.dialect, Seed: o.seed, MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
-		Client: replayer.ClientOptions{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}},
+		Client: client.Options{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}},
 	}
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -319,8 +323,8 @@ func (o replayFlags) options(c *cobra.Command, where string) (replayer.JobOption
 }
 
 // selection is which part of the trace is replayed.
-func (o replayFlags) selection(c *cobra.Command) (replayer.Selection, error) {
-	sel := replayer.Selection{Tenant: o.tenant, Model: o.onlyModel, Preroll: o.preroll, Loops: o.loop, Rate: o.rate, Duration: o.duration, MaxRequests: o.maxRequests}
+func (o replayFlags) selection(c *cobra.Command) (schedule.Selection, error) {
+	sel := schedule.Selection{Tenant: o.tenant, Model: o.onlyModel, Preroll: o.preroll, Loops: o.loop, Rate: o.rate, Duration: o.duration, MaxRequests: o.maxRequests}
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !(o.speed > 0) {
@@ -400,7 +404,7 @@ func clearRun(where string, force bool) error {
 }
 
 // printPlan says what is about to happen.
-func printPlan(a *app, p replayer.Plan) error {
+func printPlan(a *app, p job.Plan) error {
 	endpoints := []string{}
 	for e, n := range p.Endpoints {
 		endpoints = append(endpoints, fmt.Sprintf("%d %s", n, e))

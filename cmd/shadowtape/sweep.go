@@ -16,7 +16,7 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/candidate"
 	"github.com/shadowtape/shadowtape/internal/experiment/sweep"
-	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/job"
 )
 
 // sweepFlags are the flags of sweep as given.
@@ -183,7 +183,7 @@ func (a *app) sweep(c *cobra.Command, args []string, o sweepFlags) error {
 	if o.out == "" {
 		return usageError(errors.New("-o is missing"), "shadowtape sweep --help")
 	}
-	so := sweep.Options{Dir: o.out, Job: replayer.JobOptions{Model: o.model, ToolVersion: readBuildInfo().Version, Command: commandLine(c, args...)}, Progress: a.sweepProgress}
+	so := sweep.Options{Dir: o.out, Job: job.Options{Model: o.model, ToolVersion: readBuildInfo().Version, Command: commandLine(c, args...)}, Progress: a.sweepProgress}
 	if m.Deploy != "" {
 		so.Start = o.deploy.options(a, "sweep")
 		so.Start.Told = func(k candidate.Kind, line string) {

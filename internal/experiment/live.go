@@ -17,7 +17,9 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/candidate"
 	"github.com/shadowtape/shadowtape/internal/deploy"
-	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/job"
+	"github.com/shadowtape/shadowtape/replayer/prompt"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // Live launches deployments, each alone, and replays a trace against them. Its runs stand in Dir, one for each leg, the saturated phase
@@ -26,9 +28,9 @@ type Live struct {
 	Dir             string
 	Base, Candidate *deploy.File
 	Start           candidate.Options
-	Job             replayer.JobOptions // Trace, Selection, Seed and what else the legs share; Out, Model, Dialect, Client.Targets and Beside are set
-	WarmUp          int                 // requests of the trace's start, sent as fast as the trace and thrown away; 0: none
-	Saturate        int                 // requests of the saturated phase, all at once; 0: none
+	Job             job.Options // Trace, Selection, Seed and what else the legs share; Out, Model, Dialect, Client.Targets and Beside are set
+	WarmUp          int         // requests of the trace's start, sent as fast as the trace and thrown away; 0: none
+	Saturate        int         // requests of the saturated phase, all at once; 0: none
 	SLO             []analyzer.Limit
 	Ran             func(l Leg, m formats.Manifest) // told of each measured replay; nil: nobody is
 }
@@ -86,14 +88,14 @@ func (v *Live) Launch(ctx context.Context, l Leg) (_ *Measured, err error) {
 const burst = 1e9
 
 // replay makes one run. What the candidate's GPUs did goes into the runs that are watched.
-func (v *Live) replay(ctx context.Context, f *deploy.File, r *candidate.Running, out string, s replayer.Selection, l Leg, watched *candidate.Running) (formats.Manifest, error) {
+func (v *Live) replay(ctx context.Context, f *deploy.File, r *candidate.Running, out string, s schedule.Selection, l Leg, watched *candidate.Running) (formats.Manifest, error) {
 	jo := v.Job
 	jo.Out, jo.Selection, jo.Label = out, s, l.Name()
 	jo.Client.Targets = []string{r.URL}
 	if jo.Model == "" {
 		jo.Model = f.Model
 	}
-	if jo.Dialect == "" && slices.Contains(replayer.DialectNames(), f.Dialect) {
+	if jo.Dialect == "" && slices.Contains(prompt.DialectNames(), f.Dialect) {
 		jo.Dialect = f.Dialect
 	}
 	if watched != nil {
@@ -113,7 +115,7 @@ func (v *Live) replay(ctx context.Context, f *deploy.File, r *candidate.Running,
 		case <-running.Done():
 		}
 	}()
-	job, err := replayer.Prepare(running, jo)
+	job, err := job.Prepare(running, jo)
 	if err != nil {
 		return formats.Manifest{}, err
 	}

@@ -18,15 +18,17 @@ import (
 	"github.com/shadowtape/shadowtape/internal/candidate"
 	"github.com/shadowtape/shadowtape/internal/deploy"
 	"github.com/shadowtape/shadowtape/internal/stats"
-	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/job"
+	"github.com/shadowtape/shadowtape/replayer/prompt"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // Options say where and how a sweep runs.
 type Options struct {
 	Dir      string
-	Start    candidate.Options   // of deployments
-	Job      replayer.JobOptions // what all runs share: model, dialect, client, scrape, tool version, command
-	Progress func(Progress)      // called before each run and after it; nil: nobody is
+	Start    candidate.Options // of deployments
+	Job      job.Options       // what all runs share: model, dialect, client, scrape, tool version, command
+	Progress func(Progress)    // called before each run and after it; nil: nobody is
 }
 
 // Progress is a moment of a sweep.
@@ -241,7 +243,7 @@ func (s *sweep) measure(ctx context.Context, c Cell, dir string) (err error) {
 		if jo.Model == "" {
 			jo.Model = f.Model
 		}
-		if jo.Dialect == "" && slices.Contains(replayer.DialectNames(), f.Dialect) {
+		if jo.Dialect == "" && slices.Contains(prompt.DialectNames(), f.Dialect) {
 			jo.Dialect = f.Dialect
 		}
 	}
@@ -252,7 +254,7 @@ func (s *sweep) measure(ctx context.Context, c Cell, dir string) (err error) {
 	defer func() { err = errors.Join(err, trace.Close(), os.RemoveAll(dir+".trace")) }()
 	jo.Trace, jo.Out, jo.Label, jo.Seed, jo.Warmup = trace, dir, c.Name(), s.m.Seed, s.m.WarmUp
 	jo.Client.Targets = []string{target}
-	jo.Selection = replayer.Selection{Duration: s.m.Duration, MaxRequests: s.m.Requests}
+	jo.Selection = schedule.Selection{Duration: s.m.Duration, MaxRequests: s.m.Requests}
 	jo.Users = int(c.number("users"))
 	if r != nil {
 		jo.Beside = func(ctx context.Context, w *formats.RunWriter) func(*formats.Manifest) {
@@ -262,7 +264,7 @@ func (s *sweep) measure(ctx context.Context, c Cell, dir string) (err error) {
 	}
 	limit, cancel := context.WithTimeout(ctx, s.m.Timeout)
 	defer cancel()
-	job, err := replayer.Prepare(limit, jo)
+	job, err := job.Prepare(limit, jo)
 	if err != nil {
 		return err
 	}

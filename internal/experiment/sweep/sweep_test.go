@@ -20,7 +20,7 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/sim"
-	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/job"
 )
 
 func TestCells(t *testing.T) {
@@ -146,7 +146,7 @@ func TestRunResumesAndKeepsFailures(t *testing.T) {
 	m.Defaults()
 	dir := filepath.Join(t.TempDir(), "sweep")
 	ctx, cancel := context.WithCancel(context.Background())
-	o := Options{Dir: dir, Job: replayer.JobOptions{Scrape: -1}}
+	o := Options{Dir: dir, Job: job.Options{Scrape: -1}}
 	runs := 0
 	o.Progress = func(p Progress) {
 		if p.Done {
@@ -220,13 +220,13 @@ func TestSearch(t *testing.T) {
 	}
 	m := &Matrix{Target: server(t, &asked), Axes: []Axis{{"input", []string{"16"}}, {"output", []string{"4"}}}, Requests: 5, SLO: slo, SLOText: "ttft=1h", Search: &Search{From: 100, To: 300}}
 	m.Defaults()
-	table, err := Run(context.Background(), m, Options{Dir: filepath.Join(t.TempDir(), "s"), Job: replayer.JobOptions{Scrape: -1}})
+	table, err := Run(context.Background(), m, Options{Dir: filepath.Join(t.TempDir(), "s"), Job: job.Options{Scrape: -1}})
 	if err != nil || len(table.Answers) != 1 || table.Answers[0].Rate.V != 300 || table.Answers[0].Over.Valid || table.Answers[0].Runs != 3 {
 		t.Errorf("all rates meet it: %v %+v", err, table.Answers)
 	}
 	// nobody listens: every rate fails, and none is found
 	m.Target = "http://127.0.0.1:1"
-	table, err = Run(context.Background(), m, Options{Dir: filepath.Join(t.TempDir(), "s"), Job: replayer.JobOptions{Dialect: "vllm", Model: "m"}})
+	table, err = Run(context.Background(), m, Options{Dir: filepath.Join(t.TempDir(), "s"), Job: job.Options{Dialect: "vllm", Model: "m"}})
 	if err != nil || len(table.Answers) != 1 || table.Answers[0].Rate.Valid || table.Answers[0].Over.V != 100 || table.Results[0].Error == "" {
 		t.Errorf("nobody listens: %v %+v", err, table.Answers)
 	}

@@ -1,0 +1,11 @@
+package stats
+
+// Mix spreads the bits of z over all 64: the step and finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+// generators, OOPSLA 2014). It is a bijection and the same on every machine, so what is derived from it is reproducible; it is no
+// cryptographic hash.
+func Mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}

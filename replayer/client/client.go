@@ -1,0 +1,443 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Options say where requests go and how. The zero value of every field but Targets has a meaning.
+type Options struct {
+	Targets        []string      // base URLs, http or https; arrivals are dealt to them in turn. A trailing /v1 is dropped
+	Header         http.Header   // sent with every request
+	APIKey         string        // sent as "Authorization: Bearer"; never written down
+	Timeout        time.Duration // of one exchange from its sending to its last byte; 0: 10 minutes
+	ConnectTimeout time.Duration // 0: 10 s
+	IdleTimeout    time.Duration // how long an unused connection is kept; 0: 4 s, because uvicorn closes its own after 5
+	MaxIdle        int           // unused connections kept per target; 0: 4,096
+	UserAgent      string        // "": shadowtape
+	TLS            *tls.Config   // nil: the system's roots
+	Proxy          *url.URL      // an HTTP proxy in front of the targets; nil: none
+	UserClock      bool          // time reads when they return, although the kernel could say when their bytes came
+	// Dial opens a connection; nil dials TCP, with the target's address looked up once and pinned.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Validate reports every setting that cannot work.
+func (o Options) Validate() error {
+	var errs []error
+	if len(o.Targets) == 0 {
+		errs = append(errs, errors.New("no target is given"))
+	}
+	for _, t := range o.Targets {
+		if _, err := parseTarget(t); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for name, d := range map[string]time.Duration{"timeout": o.Timeout, "connect timeout": o.ConnectTimeout, "idle timeout": o.IdleTimeout} {
+		if d < 0 {
+			errs = append(errs, fmt.Errorf("a %s of %v is negative", name, d))
+		}
+	}
+	if o.MaxIdle < 0 {
+		errs = append(errs, fmt.Errorf("%d idle connections", o.MaxIdle))
+	}
+	if o.Proxy != nil && (o.Proxy.Scheme != "http" || o.Proxy.Host == "") {
+		errs = append(errs, fmt.Errorf("proxy %q is no http URL", o.Proxy.Redacted()))
+	}
+	for k := range o.Header {
+		switch http.CanonicalHeaderKey(k) {
+		case "Host", "Content-Length", "Transfer-Encoding", "Connection", "X-Request-Id", "Accept-Encoding":
+			errs = append(errs, fmt.Errorf("header %s is the replayer's own", k))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (o *Options) defaults() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&o.Timeout, 10*time.Minute)
+	def(&o.ConnectTimeout, 10*time.Second)
+	def(&o.IdleTimeout, 4*time.Second)
+	if o.MaxIdle == 0 {
+		o.MaxIdle = 4096
+	}
+	if o.UserAgent == "" {
+		o.UserAgent = "shadowtape"
+	}
+}
+
+// parseTarget reads a base URL.
+func parseTarget(s string) (*url.URL, error) {
+	u, err := url.Parse(s)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("target %q is no http or https URL", s)
+	}
+	if u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("target %q has a query or fragment", s)
+	}
+	if u.User != nil {
+		return nil, fmt.Errorf("target %q carries a password: give it as a header", u.Redacted())
+	}
+	u.Path = strings.TrimSuffix(strings.TrimSuffix(u.Path, "/"), "/v1")
+	return u, nil
+}
+
+// Client sends requests over HTTP/1.1 connections that it keeps warm. It is written for measuring: one goroutine an exchange, one write
+// a request where the kernel takes it, and the time of every read known. Safe for concurrent use.
+type Client struct {
+	o       Options
+	targets []*Target
+
+	mu     sync.Mutex
+	active map[*conn]struct{} // in an exchange
+	cut    bool               // the run is over: what is in flight ends now
+}
+
+// New checks the options; it opens no connection.
+func New(o Options) (*Client, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	o.defaults()
+	c := &Client{o: o, active: map[*conn]struct{}{}}
+	for _, t := range o.Targets {
+		u, err := parseTarget(t)
+		if err != nil {
+			return nil, err
+		}
+		c.targets = append(c.targets, newTarget(c, u))
+	}
+	return c, nil
+}
+
+// Close closes the connections that are not in use.
+func (c *Client) Close() {
+	for _, p := range c.targets {
+		p.closeIdle()
+		p.ctl.CloseIdleConnections()
+	}
+}
+
+// Targets are the targets in the order given; the caller must not change the slice.
+func (c *Client) Targets() []*Target { return c.targets }
+
+// Timeout is how long one exchange may take.
+func (c *Client) Timeout() time.Duration { return c.o.Timeout }
+
+// URL is the target's base URL, without /v1.
+func (p *Target) URL() string { return p.url.String() }
+
+// enter registers a connection as part of an exchange; false means that the run is over.
+func (c *Client) enter(k *conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cut {
+		return false
+	}
+	c.active[k] = struct{}{}
+	return true
+}
+
+func (c *Client) leave(k *conn) {
+	c.mu.Lock()
+	delete(c.active, k)
+	c.mu.Unlock()
+}
+
+// CutAll ends every exchange in flight, now, and refuses new ones until Revive.
+func (c *Client) CutAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut = true
+	for k := range c.active {
+		k.SetDeadline(time.Unix(1, 0)) // fails only on a closed connection, whose exchange is ending anyway
+	}
+}
+
+func (c *Client) isCut() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cut
+}
+
+// Revive ends what CutAll began: new exchanges are sent again.
+func (c *Client) Revive() {
+	c.mu.Lock()
+	c.cut = false
+	c.mu.Unlock()
+}
+
+// setup is what opening a connection took, in nanoseconds; -1 where the step did not happen.
+type setup struct{ dns, connect, tls int64 }
+
+// Target holds the unused connections of one target, newest last.
+type Target struct {
+	c         *Client
+	url       *url.URL
+	host      string       // Host header
+	address   string       // host:port to dial
+	lineStart string       // of the request line, up to the endpoint's path
+	headTail  string       // header lines that do not change
+	ctl       *http.Client // for what is no part of the load
+	mu        sync.Mutex
+	idle      []idleConn
+	noWarm    time.Time // until then no connection is opened ahead of need
+	pinned    string    // looked-up address
+	idleLimit time.Duration
+}
+
+type idleConn struct {
+	*conn
+	since time.Time
+}
+
+func newTarget(c *Client, u *url.URL) *Target {
+	p := &Target{c: c, url: u, host: u.Host, idleLimit: c.o.IdleTimeout}
+	p.address = hostPort(u)
+	p.lineStart = "POST " + u.EscapedPath()
+	if c.o.Proxy != nil && u.Scheme == "http" { // a proxy is asked for the whole URL
+		p.lineStart = "POST http://" + u.Host + u.EscapedPath()
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "Host: %s\r\nUser-Agent: %s\r\nAccept: text/event-stream, application/json\r\nAccept-Encoding: identity\r\nContent-Type: application/json\r\n", p.host, c.o.UserAgent)
+	if c.o.APIKey != "" {
+		fmt.Fprintf(&b, "Authorization: Bearer %s\r\n", c.o.APIKey)
+	}
+	for k, vs := range c.o.Header {
+		for _, v := range vs {
+			fmt.Fprintf(&b, "%s: %s\r\n", k, strings.NewReplacer("\r", " ", "\n", " ").Replace(v))
+		}
+	}
+	p.headTail = b.String()
+	p.ctl = &http.Client{Transport: &http.Transport{
+		DialContext: c.o.Dial, TLSClientConfig: c.o.TLS, DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: c.o.IdleTimeout,
+		TLSHandshakeTimeout: c.o.ConnectTimeout, Proxy: http.ProxyURL(c.o.Proxy),
+	}}
+	return p
+}
+
+// hostPort is the address that a URL's host is dialed at.
+func hostPort(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+// tunnel asks a proxy for a connection to address (RFC 9110, section 9.3.6).
+func tunnel(ctx context.Context, c net.Conn, address string) error {
+	if d, ok := ctx.Deadline(); ok {
+		if err := c.SetDeadline(d); err != nil {
+			return err
+		}
+	}
+	if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", address, address); err != nil {
+		return err
+	}
+	var head []byte
+	for b := make([]byte, 1); headEnd(head) == 0; { // byte by byte: what follows is the tunnel's
+		if len(head) > 16<<10 {
+			return errProtocol
+		}
+		if _, err := c.Read(b); err != nil {
+			return err
+		}
+		head = append(head, b[0])
+	}
+	h, err := parseHead(head)
+	if err == nil && h.status/100 != 2 {
+		err = fmt.Errorf("the proxy answers HTTP %d", h.status)
+	}
+	return err
+}
+
+// get takes the connection used last, or nil where none is fit for use.
+func (p *Target) get() *conn {
+	for {
+		p.mu.Lock()
+		n := len(p.idle)
+		if n == 0 {
+			p.mu.Unlock()
+			return nil
+		}
+		k := p.idle[n-1]
+		p.idle[n-1] = idleConn{}
+		p.idle = p.idle[:n-1]
+		limit := p.idleLimit
+		p.mu.Unlock()
+		if time.Since(k.since) < limit && alive(k.Conn) {
+			return k.conn
+		}
+		k.Close()
+	}
+}
+
+// put keeps a connection for reuse.
+func (p *Target) put(k *conn, h head) {
+	p.mu.Lock()
+	if h.idleSeconds > 0 { // stay a second under what the server promises
+		p.idleLimit = min(p.c.o.IdleTimeout, max(time.Duration(h.idleSeconds)*time.Second-time.Second, time.Second/2))
+	}
+	if len(p.idle) >= p.c.o.MaxIdle {
+		p.mu.Unlock()
+		k.Close()
+		return
+	}
+	p.idle = append(p.idle, idleConn{k, time.Now()})
+	p.mu.Unlock()
+}
+
+func (p *Target) closeIdle() {
+	p.mu.Lock()
+	idle := p.idle
+	p.idle = nil
+	p.mu.Unlock()
+	for _, k := range idle {
+		k.Close()
+	}
+}
+
+// Warm opens connections ahead of need until n are unused, and closes those that have been unused too long. It returns when it is
+// done; a target that refuses is left for the exchanges themselves to report.
+func (p *Target) Warm(ctx context.Context, n int) {
+	p.mu.Lock()
+	old := 0
+	for old < len(p.idle) && time.Since(p.idle[old].since) >= p.idleLimit {
+		old++
+	}
+	stale := append([]idleConn(nil), p.idle[:old]...)
+	p.idle = append(p.idle[:0], p.idle[old:]...)
+	need := min(n, p.c.o.MaxIdle) - len(p.idle)
+	if time.Now().Before(p.noWarm) {
+		need = 0
+	}
+	p.mu.Unlock()
+	for _, k := range stale {
+		k.Close()
+	}
+	const abreast = 32
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, abreast)
+	for range max(need, 0) {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			k, _, err := p.dial(ctx)
+			if err == nil {
+				p.put(k, head{})
+				return
+			}
+			p.mu.Lock()
+			p.noWarm = time.Now().Add(time.Second) // it refuses: do not storm it
+			p.mu.Unlock()
+		})
+	}
+	wg.Wait()
+}
+
+// dial opens a connection.
+func (p *Target) dial(ctx context.Context) (*conn, setup, error) {
+	s := setup{-1, -1, -1}
+	ctx, cancel := context.WithTimeout(ctx, p.c.o.ConnectTimeout)
+	defer cancel()
+	address, start := p.address, time.Now()
+	if proxy := p.c.o.Proxy; proxy != nil {
+		address = hostPort(proxy)
+	}
+	dial := p.c.o.Dial
+	if dial == nil {
+		var err error
+		wanted := address
+		if address, err = p.pin(ctx, wanted); err != nil {
+			return nil, s, err
+		}
+		if address != wanted {
+			s.dns = int64(time.Since(start))
+			start = time.Now()
+		}
+		dial = (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext
+	}
+	nc, err := dial(ctx, "tcp", address)
+	if err != nil {
+		return nil, s, err
+	}
+	s.connect = int64(time.Since(start))
+	if p.c.o.Proxy != nil && p.url.Scheme == "https" {
+		if err := tunnel(ctx, nc, p.address); err != nil {
+			nc.Close()
+			return nil, s, err
+		}
+	}
+	var stamp stamper
+	if !p.c.o.UserClock {
+		nc, stamp = stamped(nc)
+	}
+	if p.url.Scheme == "https" {
+		start = time.Now()
+		cfg := p.c.o.TLS.Clone()
+		if cfg == nil {
+			cfg = &tls.Config{}
+		}
+		if cfg.ServerName == "" {
+			cfg.ServerName = p.url.Hostname()
+		}
+		cfg.NextProtos = []string{"http/1.1"}
+		tc := tls.Client(nc, cfg)
+		if err := tc.HandshakeContext(ctx); err != nil {
+			nc.Close()
+			return nil, s, err
+		}
+		s.tls = int64(time.Since(start))
+		nc = tc
+	}
+	return &conn{Conn: nc, stamp: stamp, tls: s.tls >= 0, target: p}, s, nil
+}
+
+// pin looks the target's name up once; a run must not wander between machines, nor pay for names in its latencies.
+func (p *Target) pin(ctx context.Context, address string) (string, error) {
+	p.mu.Lock()
+	pinned := p.pinned
+	p.mu.Unlock()
+	if pinned != "" {
+		return pinned, nil
+	}
+	name, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", err
+	}
+	if net.ParseIP(name) != nil {
+		return address, nil
+	}
+	ips, err := net.DefaultResolver.LookupHost(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	for _, ip := range ips { // the first that answers; localhost may be ::1 with a server on 127.0.0.1 only
+		k, err2 := (&net.Dialer{Timeout: p.c.o.ConnectTimeout}).DialContext(ctx, "tcp", net.JoinHostPort(ip, port))
+		if err = err2; err == nil {
+			k.Close()
+			pinned = net.JoinHostPort(ip, port)
+			break
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	p.mu.Lock()
+	p.pinned = pinned
+	p.mu.Unlock()
+	return pinned, nil
+}

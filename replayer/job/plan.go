@@ -1,0 +1,99 @@
+package job
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
+)
+
+// count goes through the schedule as it will be replayed, reading only the columns that the plan needs.
+func (j *Job) count(endpoint formats.Endpoint) error {
+	sel := &j.o.Selection
+	columns := []formats.Column{formats.ColExchangeID, formats.ColArrival, formats.ColPhase, formats.ColArrivalIndex, formats.ColInputTokens, formats.ColOutputTokens, formats.ColEndpoint,
+		formats.ColServerID, formats.ColTenantID, formats.ColRequestModel, formats.ColSessionID, formats.ColSourceID, formats.ColToolCount, formats.ColImageCount}
+	h := j.o.header()
+	bytes := h.PrefixBlockUnit == "bytes"
+	if bytes {
+		columns = append(columns, formats.ColPrefixBlocks, formats.ColPrefixTailTokens)
+	}
+	pl := &j.Plan
+	var err error
+	if pl.Quantum, err = j.o.quantum(); err != nil {
+		return err
+	}
+	if j.o.SpreadTicks {
+		if pl.Quantum == 0 {
+			pl.Warnings = append(pl.Warnings, "the trace's times share no tick: there is nothing to spread")
+		}
+		sel.Spread = pl.Quantum
+	} else if pl.Quantum >= 100*time.Millisecond {
+		pl.Warnings = append(pl.Warnings, fmt.Sprintf("the trace's clock ticks every %v, so arrivals come in bursts that were none (--spread uniform)", pl.Quantum))
+	}
+	rows := j.o.rows(columns...)
+	if pl.Speed = sel.Speed; pl.Speed == 0 {
+		pl.Speed = 1
+	}
+	if sel.Rate > 0 {
+		if pl.Speed, err = schedule.SpeedFor(sel.Part(rows), sel.Rate); err != nil {
+			return fmt.Errorf("plan the replay of %s: %w", j.o.name(), err)
+		}
+	}
+	pl.Endpoints = map[formats.Endpoint]int64{}
+	once := *sel
+	if pl.Users = j.o.Users; pl.Users > 0 { // how often they go round depends on the candidate
+		once.Duration, once.Loops = 0, 1
+	}
+	var second, inSecond, noInput int64
+	var prompt, tokens float64
+	for a, err := range once.Apply(rows, pl.Speed) {
+		if err != nil {
+			return err
+		}
+		pl.Duration = a.At
+		if a.Warmup {
+			pl.Warmup++
+			continue
+		}
+		x := a.Exchange
+		pl.Requests++
+		pl.InputTokens += x.InputTokens.V
+		pl.OutputTokens += x.OutputTokens.V
+		pl.Sessions = pl.Sessions || x.SessionID.Valid
+		e := x.Endpoint
+		if e == "" {
+			e = endpoint
+		}
+		pl.Endpoints[e]++
+		if !x.InputTokens.Valid {
+			noInput++
+		}
+		if e == formats.EndpointChat {
+			j.tools = j.tools || x.ToolCount.V > 0
+			j.images = j.images || x.ImageCount.V > 0
+		}
+		if s := int64(a.At / time.Second); s != second || pl.Requests == 1 {
+			second, inSecond = s, 0
+		}
+		inSecond++
+		pl.PeakRate = max(pl.PeakRate, float64(inSecond))
+		if bytes && x.PrefixBlocks != nil && x.InputTokens.Valid {
+			prompt += float64(int64(len(x.PrefixBlocks))*int64(h.PrefixBlockSize) + x.PrefixTailTokens.V)
+			tokens += float64(x.InputTokens.V)
+		}
+	}
+	if pl.Users > 0 {
+		pl.Duration, pl.PeakRate = sel.Duration, 0
+	}
+	if pl.Requests == 0 {
+		return fmt.Errorf("plan the replay of %s: no request of the trace falls into it", j.o.name())
+	}
+	if prompt > 0 {
+		j.perByte = tokens / prompt
+	}
+	if noInput > 0 {
+		pl.Warnings = append(pl.Warnings, fmt.Sprintf("%d of %d requests do not say how long their prompt was, and will not be sent", noInput, pl.Requests))
+	}
+	return nil
+}
