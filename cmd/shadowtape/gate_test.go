@@ -49,34 +49,6 @@ func TestGateEndToEnd(t *testing.T) {
 	}
 }
 
-func TestSweepEndToEnd(t *testing.T) {
-	url, _ := startSim(t, "--profile", "instant")
-	dir := t.TempDir()
-	out := filepath.Join(dir, "sweep")
-	args := []string{"sweep", "--target", url, "--input", "16,32", "--output", "4", "--rate", "100,200", "--requests", "10", "-o", out}
-	if code, text, errs := invoke(append(args, "--dry-run")...); code != exitGood || strings.Count(text, "\n") != 4 || !strings.Contains(errs, "4 cells") {
-		t.Errorf("dry run: exit %d\n%s%s", code, text, errs)
-	}
-	code, text, errs := invoke(args...)
-	if code != exitGood || strings.Count(text, "input ") != 4 {
-		t.Fatalf("sweep: exit %d\n%s%s", code, text, errs)
-	}
-	for _, f := range []string{"index.html", "results.parquet", "results.csv", "results.json"} {
-		if s, err := os.Stat(filepath.Join(out, f)); err != nil || s.Size() == 0 {
-			t.Errorf("%s: %v", f, err)
-		}
-	}
-	if code, _, errs := invoke(args...); code != exitGood || strings.Count(errs, "there already") != 4 {
-		t.Errorf("again: exit %d\n%s", code, errs)
-	}
-	if code, _, _ := invoke("sweep", "--target", url, "--input", "16", "--output", "4", "--users", "1,4", "--requests", "20", "-o", filepath.Join(dir, "users")); code != exitGood {
-		t.Errorf("users: exit %d", code)
-	}
-	if code, _, errs := invoke("sweep", "--target", url, "--input", "0", "--output", "4", "--rate", "1", "-o", "x"); code != exitUsage || !strings.Contains(errs, `input "0"`) {
-		t.Errorf("a length of 0: exit %d %s", code, errs)
-	}
-}
-
 // TestAlarm: a regression is posted and the command runs, with the report's path; an answer that is no success is said without the address.
 func TestAlarm(t *testing.T) {
 	status := http.StatusOK

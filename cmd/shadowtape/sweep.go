@@ -26,7 +26,7 @@ type sweepFlags struct {
 	requests, warmUp, seed                         int64
 	duration, timeout                              time.Duration
 	repeats                                        int
-	dryRun, json                                   bool
+	dryRun, json, retry, allowInvalid              bool
 	deploy                                         deployFlags
 }
 
@@ -39,7 +39,11 @@ func sweepCommand(a *app) *cobra.Command {
 file, which is then started anew for each run. A cell that fails is a row with its error. The same call goes on where a crash or Ctrl-C ended
 one. Results: DIR/index.html (heat maps, throughput against latency), results.parquet, results.csv, results.json, and a run for each cell.
 
---search finds the highest rate that meets --slo in place of fixed rates: doubling, then bisection. samples/matrices has files.`,
+--search finds the highest rate that meets --slo in place of fixed rates: doubling, then bisection, by each repeat on its own, so that their
+spread gives an interval. samples/matrices has files.
+
+Exit 0 where a cell could be measured, 1 where every cell failed, 4 where none came out valid (--allow-invalid accepts it), 130 where it was
+interrupted.`,
 		Example: `  shadowtape sweep --target http://localhost:8000 --input 512,2048 --output 128 --rate 1,2,4 -o sweep1
   shadowtape sweep --target http://localhost:8000 --input 2048 --output 128 --search 1..64 --slo ttft=500ms,tpot=50ms -o capacity
   shadowtape sweep samples/matrices/tensor-parallel.yaml --dry-run -o x`,
@@ -62,14 +66,16 @@ one. Results: DIR/index.html (heat maps, throughput against latency), results.pa
 	f.Int64Var(&o.requests, "requests", 0, "requests of a cell (default: 200, or as many as come in --duration)")
 	f.DurationVar(&o.duration, "duration", 0, "time of a cell's arrivals")
 	f.DurationVar(&o.timeout, "timeout", 0, "of a run, starts left out (default: 10m)")
-	f.IntVar(&o.repeats, "repeats", 0, "runs of a cell, each a fresh launch where one is made; figures are medians (default: 1)")
-	f.StringVar(&o.arrival, "arrival", "", "poisson or constant (default: poisson)")
+	f.IntVar(&o.repeats, "repeats", 0, "runs of a cell, each a fresh launch where one is made; figures are medians (default: 1, in a search 3)")
+	f.StringVar(&o.arrival, "arrival", "", "poisson, constant, gamma:cv=2 and what else synth knows (default: poisson)")
 	f.Int64Var(&o.warmUp, "warm-up", 0, "requests before each run that do not count")
 	f.Int64Var(&o.seed, "seed", 0, "seed of arrivals and prompts (default: 1)")
 	f.StringVar(&o.model, "model", "", "model to ask for (default: the first that the server lists)")
 	f.StringVarP(&o.out, "out", "o", "", "directory of the sweep")
 	f.StringVar(&o.html, "html", "", "write the page here too")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the cells and the expected time, and stop")
+	f.BoolVar(&o.retry, "retry", false, "measure again the cells that an earlier call found to fail or to be invalid")
+	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although every measured cell is invalid")
 	f.BoolVar(&o.json, "json", false, "print the table as one JSON document")
 	f.StringVar(&o.deploy.file, "deploy", "", "deployment file to start for each run, in place of --target")
 	f.StringVar(&o.deploy.exclusive, "exclusive", "on", "on: lease the GPUs and refuse them where others use them; off: neither")
@@ -80,7 +86,7 @@ one. Results: DIR/index.html (heat maps, throughput against latency), results.pa
 		flagGroup{"What is measured", []string{"target", "deploy", "model", "exclusive", "wait", "engine", "lock-dir"}},
 		flagGroup{"Cells", []string{"input", "output", "rate", "users", "search", "slo"}},
 		flagGroup{"Each run", []string{"requests", "duration", "timeout", "repeats", "arrival", "warm-up", "seed"}},
-		flagGroup{"Result", []string{"out", "html", "json", "dry-run"}},
+		flagGroup{"Result", []string{"out", "html", "json", "dry-run", "retry", "allow-invalid"}},
 	)
 	return c
 }
@@ -183,7 +189,7 @@ func (a *app) sweep(c *cobra.Command, args []string, o sweepFlags) error {
 	if o.out == "" {
 		return usageError(errors.New("-o is missing"), "shadowtape sweep --help")
 	}
-	so := sweep.Options{Dir: o.out, Job: job.Options{Model: o.model, ToolVersion: readBuildInfo().Version, Command: commandLine(c, args...)}, Progress: a.sweepProgress}
+	so := sweep.Options{Dir: o.out, Retry: o.retry, Job: job.Options{Model: o.model, ToolVersion: readBuildInfo().Version, Command: commandLine(c, args...)}, Progress: a.sweepProgress}
 	if m.Deploy != "" {
 		so.Start = o.deploy.options(a, "sweep")
 		so.Start.Told = func(k candidate.Kind, line string) {
@@ -203,17 +209,34 @@ func (a *app) sweep(c *cobra.Command, args []string, o sweepFlags) error {
 		return err
 	}
 	if o.json {
-		return printJSON(a.out, &t)
+		err = printJSON(a.out, &t)
+	} else {
+		err = t.Text(a.out)
 	}
-	if err := t.Text(a.out); err != nil {
+	if err != nil {
 		return err
 	}
+	return o.verdict(&t)
+}
+
+// verdict turns a whole sweep into an exit code.
+func (o *sweepFlags) verdict(t *sweep.Table) error {
+	measured, valid := 0, 0
 	for _, r := range t.Medians {
 		if r.Error == "" {
-			return nil
+			measured++
+		}
+		if r.Valid {
+			valid++
 		}
 	}
-	return exitWith(exitFailed, errors.New("sweep: no cell could be measured"), "")
+	switch {
+	case measured == 0:
+		return exitWith(exitFailed, errors.New("sweep: no cell could be measured"), "--retry tries them again")
+	case valid == 0 && !o.allowInvalid:
+		return exitWith(exitInvalid, fmt.Errorf("sweep: none of the %d cells that were measured is valid: %s", measured, oneLine(t.Invalid())), "--retry measures them again; --allow-invalid accepts them")
+	}
+	return nil
 }
 
 func (a *app) sweepProgress(p sweep.Progress) {

@@ -60,7 +60,7 @@ func (v *Live) Launch(ctx context.Context, l Leg) (_ *Measured, err error) {
 		if _, err := v.replay(ctx, f, r, out+".warmup", s, l, nil); err != nil {
 			return nil, fmt.Errorf("warm up: %w", err)
 		}
-		if err := os.RemoveAll(out + ".warmup"); err != nil {
+		if err := formats.Remove(out + ".warmup"); err != nil {
 			return nil, err
 		}
 	}
@@ -136,7 +136,7 @@ func (v *Live) Done(l Leg) (*Measured, bool, error) {
 	var m formats.Manifest
 	whole := err == nil && json.Unmarshal(b, &m) == nil && !m.Interrupted && m.EndUnixNS > 0 && (v.Saturate == 0 || SaturatedOf(out) != "")
 	if !whole {
-		return nil, false, errors.Join(os.RemoveAll(out), os.RemoveAll(out+saturatedSuffix), os.RemoveAll(out+".warmup"))
+		return nil, false, errors.Join(formats.Remove(out), formats.Remove(out+saturatedSuffix), formats.Remove(out+".warmup"))
 	}
 	r, err := Load(out, LoadOptions{SLO: v.SLO, Saturated: SaturatedOf(out)})
 	return r, err == nil, err

@@ -18,6 +18,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/shadowtape/shadowtape/analyzer"
+	"github.com/shadowtape/shadowtape/internal/workload"
 )
 
 // Axis is one dimension of a matrix. Input, output, rate and users are the load; any other name is a value of the deployment file.
@@ -36,8 +37,8 @@ type Matrix struct {
 	Requests int64               // of a cell
 	Duration time.Duration       // of a cell's arrivals, at most; 0: no limit
 	Timeout  time.Duration       // of a run, the start of its deployment left out; 0: 10 min
-	Repeats  int                 // runs of a cell, each a fresh launch where there is one; 0: 1
-	Arrival  string              // poisson (default) or constant, of an open loop
+	Repeats  int                 // runs of a cell, each a fresh launch where there is one, with arrivals of its own; 0: 1, of a search 3
+	Arrival  string              // of an open loop, as workload.ParseArrival reads it; "": poisson
 	WarmUp   int64               // requests before a run that do not count
 	SLO      []analyzer.Limit
 	SLOText  string
@@ -108,8 +109,8 @@ func (m *Matrix) Validate() error {
 	if m.Requests < 0 || m.Duration < 0 || m.Timeout < 0 || m.Repeats < 0 || m.WarmUp < 0 {
 		bad("a negative number")
 	}
-	if m.Arrival != "" && m.Arrival != "poisson" && m.Arrival != "constant" {
-		bad("arrivals are poisson or constant, not %q", m.Arrival)
+	if _, err := workload.ParseArrival(m.Arrival, 1, max(m.Duration.Seconds(), 1)); err != nil {
+		errs = append(errs, err)
 	}
 	if s := m.Search; s != nil {
 		if !(s.From > 0) || !(s.To > s.From) || s.To > 1e6 || s.Attain < 0 || s.Attain > 1 || s.Within < 0 || s.Within >= 1 {
@@ -378,7 +379,12 @@ func (m *Matrix) Defaults() {
 		m.Timeout = 10 * time.Minute
 	}
 	if m.Repeats == 0 {
-		m.Repeats = 1
+		if m.Repeats = 1; m.Search != nil {
+			m.Repeats = 3
+		}
+	}
+	if m.Arrival == "" {
+		m.Arrival = workload.Poisson
 	}
 	if m.Seed == 0 {
 		m.Seed = 1

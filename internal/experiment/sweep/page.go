@@ -63,14 +63,7 @@ func (t *Table) CSV(w io.Writer) error {
 func (t *Table) Text(w io.Writer) error {
 	b := &strings.Builder{}
 	for _, a := range t.Answers {
-		rate := "none met it"
-		if a.Rate.Valid {
-			rate = fmt.Sprintf("%.4g/s", a.Rate.V)
-			if !a.Over.Valid {
-				rate += " or more"
-			}
-		}
-		fmt.Fprintf(b, "highest rate within %s: %s (%s, %d runs)\n", t.SLO, rate, describe(a.Values, t.Axes), a.Runs)
+		fmt.Fprintf(b, "highest rate within %s: %s (%s, %d runs)\n", t.SLO, a, describe(a.Values, t.Axes), a.Runs)
 	}
 	width := 4
 	for _, r := range t.Medians {
@@ -191,11 +184,7 @@ func (t *Table) Page(w io.Writer, title string) error {
 	}
 	var answers []string
 	for _, a := range t.Answers {
-		rate := "none met it"
-		if a.Rate.Valid {
-			rate = fmt.Sprintf("%.4g requests/s", a.Rate.V)
-		}
-		answers = append(answers, fmt.Sprintf("highest rate within %s: %s (%s)", t.SLO, rate, describe(a.Values, t.Axes)))
+		answers = append(answers, fmt.Sprintf("highest rate within %s: %s (%s)", t.SLO, a, describe(a.Values, t.Axes)))
 	}
 	err := page.Execute(w, map[string]any{
 		"Title": title, "Maps": maps, "Scatter": t.scatter(), "Axes": t.Axes, "Head": head, "Lines": lines, "Span": len(head), "Answers": answers,

@@ -1,23 +1,24 @@
 package sweep
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
-	"math"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
+	"strings"
 
 	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/candidate"
 	"github.com/shadowtape/shadowtape/internal/deploy"
 	"github.com/shadowtape/shadowtape/internal/stats"
+	"github.com/shadowtape/shadowtape/internal/workload"
 	"github.com/shadowtape/shadowtape/replayer/job"
 	"github.com/shadowtape/shadowtape/replayer/prompt"
 	"github.com/shadowtape/shadowtape/replayer/schedule"
@@ -28,6 +29,7 @@ type Options struct {
 	Dir      string
 	Start    candidate.Options // of deployments
 	Job      job.Options       // what all runs share: model, dialect, client, scrape, tool version, command
+	Retry    bool              // measure again what an earlier call found to fail or to be invalid
 	Progress func(Progress)    // called before each run and after it; nil: nobody is
 }
 
@@ -54,14 +56,6 @@ type Result struct {
 	Figures map[string]float64 `json:"figures"` // by name; those that are defined
 }
 
-// Answer is what a search has found for one combination of the other axes.
-type Answer struct {
-	Values map[string]string     `json:"values"`
-	Rate   formats.Null[float64] `json:"rate"` // the highest that met the SLO; null where none did
-	Over   formats.Null[float64] `json:"over"` // the lowest that did not; null where all did
-	Runs   int                   `json:"runs"`
-}
-
 // Table is all that a sweep has measured; it is its JSON.
 type Table struct {
 	Schema  int      `json:"schema"`
@@ -70,6 +64,16 @@ type Table struct {
 	Results []Result `json:"results"` // runs in the order of the cells
 	Medians []Result `json:"medians"` // one row for each cell
 	Answers []Answer `json:"answers"` // of a search
+}
+
+// Invalid says why the first cell that was measured and is invalid is so; "" where none is.
+func (t *Table) Invalid() string {
+	for _, r := range t.Medians {
+		if r.Error == "" && !r.Valid {
+			return strings.Join(r.Invalid, "; ")
+		}
+	}
+	return ""
 }
 
 // figures are the columns of a result, in the order in which they are shown.
@@ -146,13 +150,16 @@ func (s *sweep) claim() error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("resume sweep %s: %w", s.o.Dir, err)
 	}
-	if entries, err := os.ReadDir(s.o.Dir); err == nil && len(entries) > 0 {
+	if entries, err := os.ReadDir(s.o.Dir); err == nil && slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() != "cells" && e.Name() != "matrix.json.tmp" }) {
 		return fmt.Errorf("create sweep %s: %w, and it is no sweep's", s.o.Dir, fs.ErrExist)
 	}
 	if err := os.MkdirAll(filepath.Join(s.o.Dir, "cells"), 0o755); err != nil {
 		return fmt.Errorf("create sweep: %w", err)
 	}
-	return os.WriteFile(path, append(b, '\n'), 0o644)
+	if err := os.WriteFile(path+".tmp", append(b, '\n'), 0o644); err != nil { // half a matrix would be another one
+		return fmt.Errorf("create sweep: %w", err)
+	}
+	return os.Rename(path+".tmp", path)
 }
 
 // cell makes one run, or finds it, and adds its row. The error is that of the context only.
@@ -163,26 +170,23 @@ func (s *sweep) cell(ctx context.Context, c Cell, repeat, of int) (Result, error
 	p := Progress{Cell: c, Repeat: repeat, Number: s.n, Of: of}
 	dir := filepath.Join(s.o.Dir, "cells", name)
 	failed := dir + ".error"
-	switch {
-	case finished(dir):
-		p.Resumed = true
-	default:
-		if b, err := os.ReadFile(failed); err == nil {
-			p.Resumed, r.Error = true, string(b)
-		}
+	if whole, valid := finished(dir); whole {
+		p.Resumed = valid || !s.o.Retry
+	} else if b, err := os.ReadFile(failed); err == nil && len(b) > 0 && !s.o.Retry {
+		p.Resumed, r.Error = true, string(b)
 	}
 	s.tell(p)
 	if !p.Resumed {
-		if err := os.RemoveAll(dir); err != nil { // what a crash left
-			return r, err
+		if err := errors.Join(formats.Remove(dir), remove(failed)); err != nil { // what a crash left, or what is tried again
+			return r, fmt.Errorf("measure cell %s: %w", name, err)
 		}
-		err := s.measure(ctx, c, dir)
+		err := s.measure(ctx, c, repeat, dir)
 		if ctx.Err() != nil {
-			return r, errors.Join(ctx.Err(), os.RemoveAll(dir))
+			return r, errors.Join(ctx.Err(), formats.Remove(dir))
 		}
 		if err != nil {
 			r.Error = err.Error()
-			if err := errors.Join(os.RemoveAll(dir), os.WriteFile(failed, []byte(r.Error), 0o644)); err != nil {
+			if err := errors.Join(formats.Remove(dir), os.WriteFile(failed, []byte(r.Error), 0o644)); err != nil {
 				return r, err
 			}
 		}
@@ -207,15 +211,30 @@ func (s *sweep) tell(p Progress) {
 	}
 }
 
-// finished reports whether a run is there that was not cut short.
-func finished(dir string) bool {
+// promptSeed gives every run prompts of its own, so that a server whose prefix cache cannot be emptied does not know them from another cell.
+func promptSeed(seed int64, run string) int64 {
+	h := fnv.New64a()
+	h.Write([]byte(run))
+	return seed ^ int64(h.Sum64()>>1)
+}
+
+// finished reports whether a run is there that was not cut short, and whether it is valid.
+func finished(dir string) (whole, valid bool) {
 	b, err := os.ReadFile(filepath.Join(dir, "run.json"))
 	var m formats.Manifest
-	return err == nil && json.Unmarshal(b, &m) == nil && !m.Interrupted && m.EndUnixNS > 0
+	return err == nil && json.Unmarshal(b, &m) == nil && !m.Interrupted && m.EndUnixNS > 0, m.Valid
+}
+
+// remove deletes a file; one that is not there is no error.
+func remove(file string) error {
+	if err := os.Remove(file); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // measure starts what has to be started and replays a cell's load.
-func (s *sweep) measure(ctx context.Context, c Cell, dir string) (err error) {
+func (s *sweep) measure(ctx context.Context, c Cell, repeat int, dir string) (err error) {
 	jo := s.o.Job
 	target := s.m.Target
 	var r *candidate.Running
@@ -247,15 +266,15 @@ func (s *sweep) measure(ctx context.Context, c Cell, dir string) (err error) {
 			jo.Dialect = f.Dialect
 		}
 	}
-	trace, err := s.trace(c, dir+".trace")
-	if err != nil {
+	if jo.Source, err = s.load(c, repeat); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, trace.Close(), os.RemoveAll(dir+".trace")) }()
-	jo.Trace, jo.Out, jo.Label, jo.Seed, jo.Warmup = trace, dir, c.Name(), s.m.Seed, s.m.WarmUp
+	jo.Out, jo.Label, jo.Seed, jo.Warmup = dir, c.Name(), promptSeed(s.m.Seed, filepath.Base(dir)), s.m.WarmUp
 	jo.Client.Targets = []string{target}
 	jo.Selection = schedule.Selection{Duration: s.m.Duration, MaxRequests: s.m.Requests}
-	jo.Users = int(c.number("users"))
+	if jo.Users = int(c.number("users")); jo.Users > 0 && s.m.Duration > 0 && s.m.Requests == 0 {
+		jo.Selection.Loops = -1
+	}
 	if r != nil {
 		jo.Beside = func(ctx context.Context, w *formats.RunWriter) func(*formats.Manifest) {
 			r.Begin(ctx, w.WriteGPU)
@@ -281,44 +300,33 @@ func (s *sweep) measure(ctx context.Context, c Cell, dir string) (err error) {
 	return nil
 }
 
-// trace writes a cell's load: fixed lengths, arrivals at its rate. A closed loop takes its requests without their times.
-func (s *sweep) trace(c Cell, dir string) (*formats.Trace, error) {
-	if err := os.RemoveAll(dir); err != nil {
-		return nil, err
-	}
-	w, err := formats.Create(dir, formats.Header{SourceKind: "synth", TimeBase: "relative"}, formats.SegmentOptions{})
-	if err != nil {
-		return nil, err
-	}
+// load is what a cell's run sends: fixed lengths, arrivals at its rate, each repeat's drawn anew and the same for all cells. A closed loop
+// takes the requests without their times.
+func (s *sweep) load(c Cell, repeat int) (*job.Source, error) {
 	rate := c.rate()
 	if rate == 0 {
 		rate = 1000 // of users: in order, without a meaning
 	}
-	n := s.m.Requests
-	if n == 0 {
-		n = int64(math.Ceil(rate*s.m.Duration.Seconds()*1.5)) + 100
-		if c.number("users") > 0 {
-			n = 1000 * c.number("users")
-		}
-	}
-	r := rand.New(rand.NewPCG(uint64(s.m.Seed), 0x5eed))
-	at := 0.0
-	for i := range n {
-		x := &formats.Exchange{ExchangeID: i + 1, Phase: formats.PhaseRecord, ArrivalUnixNS: int64(at * 1e9), InputTokens: formats.Of(c.number("input")), InputTokensSource: formats.TokensTrace,
-			OutputTokens: formats.Of(c.number("output")), OutputTokensSource: formats.TokensTrace, Stream: formats.Of(true), EndReason: formats.EndComplete}
-		if err := w.Write(x); err != nil {
-			return nil, errors.Join(err, w.Close())
-		}
-		if s.m.Arrival == "constant" {
-			at += 1 / rate
-		} else {
-			at += r.ExpFloat64() / rate
-		}
-	}
-	if err := w.Close(); err != nil {
+	a, err := workload.ParseArrival(s.m.Arrival, rate, s.m.Duration.Seconds())
+	if err != nil {
 		return nil, err
 	}
-	return formats.Open(dir)
+	m, err := workload.Written(a, workload.Length{Family: workload.Fixed, Mean: float64(c.number("input"))}, workload.Length{Family: workload.Fixed, Mean: float64(c.number("output"))}, nil)
+	if err != nil {
+		return nil, err
+	}
+	o := workload.Options{Seed: uint64(s.m.Seed + int64(repeat) - 1), Requests: s.m.Requests, Seconds: s.m.Duration.Seconds()}
+	if users := c.number("users"); users > 0 {
+		o.Seconds = 0 // they go round until the time is over
+		if o.Requests == 0 {
+			o.Requests = 1000 * users
+		}
+	}
+	rows, err := m.Generate(o)
+	if err != nil {
+		return nil, err
+	}
+	return &job.Source{Name: c.Name(), Header: m.Header(), Rows: rows}, nil
 }
 
 // read takes a run's figures.
@@ -353,69 +361,9 @@ func (s *sweep) read(dir string, r *Result) error {
 	return nil
 }
 
-// search finds the highest rate that meets the SLO, for one combination of the other axes: by doubling from the lowest rate and then by
-// bisection on the logarithm. A rate meets it where its attainment does in the median over the repeats and no run failed.
-func (s *sweep) search(ctx context.Context, c Cell) error {
-	meets := func(rate float64) (bool, error) {
-		v := Cell{Values: map[string]string{"rate": strconv.FormatFloat(rate, 'g', 4, 64)}, Names: append(slices.Clone(c.Names), "rate")}
-		for k, x := range c.Values {
-			v.Values[k] = x
-		}
-		var got []float64
-		for k := 1; k <= s.m.Repeats; k++ {
-			r, err := s.cell(ctx, v, k, 0)
-			if err != nil {
-				return false, err
-			}
-			a, ok := r.Figures["slo_attainment"]
-			if r.Error != "" || !ok {
-				a = 0
-			}
-			got = append(got, a)
-		}
-		return stats.Median(got) >= s.m.Search.Attain, nil
-	}
-	before := s.n
-	a := Answer{Values: c.Values}
-	lo, hi := 0.0, 0.0
-	for rate := s.m.Search.From; ; rate = min(2*rate, s.m.Search.To) {
-		ok, err := meets(rate)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			hi = rate
-			break
-		}
-		if lo = rate; rate >= s.m.Search.To {
-			break
-		}
-	}
-	for lo > 0 && hi > 0 && hi/lo > 1+s.m.Search.Within {
-		mid := math.Sqrt(lo * hi)
-		ok, err := meets(mid)
-		if err != nil {
-			return err
-		}
-		if ok {
-			lo = mid
-		} else {
-			hi = mid
-		}
-	}
-	if lo > 0 {
-		a.Rate = formats.Of(lo)
-	}
-	if hi > 0 {
-		a.Over = formats.Of(hi)
-	}
-	a.Runs = s.n - before
-	s.t.Answers = append(s.t.Answers, a)
-	return nil
-}
-
 // medians makes a row for each cell: the median of each figure over the valid repeats, over all where none is valid.
 func (s *sweep) medians() {
+	axes := slices.DeleteFunc(slices.Clone(s.t.Axes), func(a string) bool { return a == "rate" })
 	var order []string
 	by := map[string][]Result{}
 	for _, r := range s.t.Results {
@@ -430,10 +378,10 @@ func (s *sweep) medians() {
 		out := Result{Cell: name, Values: all[0].Values, Valid: len(use) > 0, Figures: map[string]float64{}}
 		if len(use) == 0 {
 			use = slices.DeleteFunc(slices.Clone(all), func(r Result) bool { return r.Error != "" })
-			for _, r := range all {
-				if r.Error != "" {
-					out.Error = r.Error
-				}
+			if len(use) == 0 {
+				out.Error = all[0].Error
+			}
+			for _, r := range use {
 				out.Invalid = append(out.Invalid, r.Invalid...)
 			}
 		}
@@ -449,5 +397,16 @@ func (s *sweep) medians() {
 			}
 		}
 		s.t.Medians = append(s.t.Medians, out)
+	}
+	if s.m.Search != nil { // its rates were visited in an order of its own
+		rank := map[string]int{}
+		for i, r := range s.t.Medians {
+			if k := describe(r.Values, axes); rank[k] == 0 {
+				rank[k] = i + 1
+			}
+		}
+		slices.SortStableFunc(s.t.Medians, func(a, b Result) int {
+			return cmp.Or(cmp.Compare(rank[describe(a.Values, axes)], rank[describe(b.Values, axes)]), cmp.Compare(Cell{Values: a.Values}.rate(), Cell{Values: b.Values}.rate()))
+		})
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/sim"
@@ -167,6 +166,17 @@ func TestRunResumesAndKeepsFailures(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "cells", "input=32,output=4,rate=400,r1.error"), []byte("the GPU is too small"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// what is not ours is not deleted
+	foreign := filepath.Join(cut, "thesis.txt")
+	if err := os.WriteFile(foreign, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(context.Background(), m, o); err == nil || !strings.Contains(err.Error(), "thesis.txt in it is not part of a trace or run") {
+		t.Errorf("a cell's place taken: %v", err)
+	}
+	if err := os.Remove(foreign); err != nil {
+		t.Fatal("it was deleted: ", err)
+	}
 	resumed := 0
 	o.Progress = func(p Progress) {
 		if p.Done && p.Resumed {
@@ -186,6 +196,14 @@ func TestRunResumesAndKeepsFailures(t *testing.T) {
 	}
 	if r := table.Results[0]; r.Figures["requests"] != 10 || r.Figures["failed"] != 0 || r.Figures["ttft_p50"] <= 0 {
 		t.Errorf("a run: %+v", r)
+	}
+	// what failed is tried again when asked, the others are not
+	o.Retry = true
+	if table, err = Run(context.Background(), m, o); err != nil || table.Results[6].Error != "" || table.Results[6].Figures["requests"] != 10 {
+		t.Fatalf("tried again: %v %+v", err, table.Results)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "cells", "input=32,output=4,rate=400,r1.error")); err == nil {
+		t.Error("the old error is still there")
 	}
 	m.Requests = 11
 	if _, err := Run(context.Background(), m, o); err == nil || !strings.Contains(err.Error(), "another matrix") {
@@ -209,25 +227,5 @@ func TestRunResumesAndKeepsFailures(t *testing.T) {
 	}
 	if s, err := os.Stat(path); err != nil || s.Size() < 500 {
 		t.Errorf("%v", err)
-	}
-}
-
-func TestSearch(t *testing.T) {
-	var asked atomic.Int64
-	slo, err := analyzer.ParseSLO("ttft=1h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &Matrix{Target: server(t, &asked), Axes: []Axis{{"input", []string{"16"}}, {"output", []string{"4"}}}, Requests: 5, SLO: slo, SLOText: "ttft=1h", Search: &Search{From: 100, To: 300}}
-	m.Defaults()
-	table, err := Run(context.Background(), m, Options{Dir: filepath.Join(t.TempDir(), "s"), Job: job.Options{Scrape: -1}})
-	if err != nil || len(table.Answers) != 1 || table.Answers[0].Rate.V != 300 || table.Answers[0].Over.Valid || table.Answers[0].Runs != 3 {
-		t.Errorf("all rates meet it: %v %+v", err, table.Answers)
-	}
-	// nobody listens: every rate fails, and none is found
-	m.Target = "http://127.0.0.1:1"
-	table, err = Run(context.Background(), m, Options{Dir: filepath.Join(t.TempDir(), "s"), Job: job.Options{Dialect: "vllm", Model: "m"}})
-	if err != nil || len(table.Answers) != 1 || table.Answers[0].Rate.Valid || table.Answers[0].Over.V != 100 || table.Results[0].Error == "" {
-		t.Errorf("nobody listens: %v %+v", err, table.Answers)
 	}
 }
