@@ -274,43 +274,6 @@ func saturation(c *Charts, add finder) {
 	}
 }
 
-// throttled finds when a GPU's clocks were held back.
-func throttled(r *Run, w *Window) []Anomaly {
-	if r.trace == nil {
-		return nil
-	}
-	type state struct {
-		first int64
-		n     int64
-	}
-	reasons := map[string]*state{}
-	total := int64(0)
-	for s, err := range r.trace.GPUSamples() {
-		if err != nil {
-			return nil
-		}
-		if s.UnixNS < w.FromUnixNS || s.UnixNS > w.ToUnixNS {
-			continue
-		}
-		total++
-		for _, reason := range s.Throttle {
-			if reason == "gpu_idle" || reason == "idle" || reason == "applications_clocks_setting" {
-				continue
-			}
-			if reasons[reason] == nil {
-				reasons[reason] = &state{first: s.UnixNS}
-			}
-			reasons[reason].n++
-		}
-	}
-	var all []Anomaly
-	for _, reason := range sortedKeys(reasons) {
-		st := reasons[reason]
-		all = append(all, Anomaly{AnomalyThrottling, known(float64(st.first-w.FromUnixNS) / 1e9), fmt.Sprintf("clocks were held back by %s in %d of %d samples", reason, st.n, total)})
-	}
-	return all
-}
-
 // peakOf is the index of the largest value.
 func peakOf(x []float64) int {
 	at, top := 0, math.Inf(-1)

@@ -153,9 +153,12 @@ func TestInterference(t *testing.T) {
 }
 
 func TestCost(t *testing.T) {
-	c := costOf(Options{GPUs: 4, GPUHourPrice: 2.5}, known(1000))
+	c := costOf(Options{GPUHourPrice: 2.5}, 4, known(1000), known(500))
 	if want := 4 * 2.5 / 3600 / 1000 * 1e6; math.Abs(c.PerMillionOutputTokens.V-want) > 1e-12 {
 		t.Errorf("%v, want %v", c.PerMillionOutputTokens, want)
+	}
+	if want := 2.5 / 3600 / 500 * 1e6; math.Abs(c.Saturated.V-want) > 1e-12 {
+		t.Errorf("saturated %v, want %v", c.Saturated, want)
 	}
 	side := func(rate, waiting float64) Summary {
 		return Summary{Aggregates: map[string]Value{"output_rate": {Value: known(rate)}, "server_waiting_mean": {Value: known(waiting)}}}

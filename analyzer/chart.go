@@ -68,9 +68,12 @@ type Charts struct {
 	Time         map[string]Points `json:"time"`  // by name; ChartBins values each
 	Share        Points            `json:"share"` // the shares at which distributions are given, 0 to 1
 	Quantiles    map[string]Points `json:"quantiles"`
-	Slowest      []Slow            `json:"slowest"` // by end-to-end latency, then time to first token
+	Throttled    []Throttled       `json:"throttled"` // by time; what a reader must not blame on the software
+	Slowest      []Slow            `json:"slowest"`   // by end-to-end latency, then time to first token
 	Interference Interference      `json:"interference"`
 	Anomalies    []Anomaly         `json:"-"` // by time
+
+	queue Points // least requests that waited in the server in each interval
 }
 
 // chartShares are dense in the tail.
@@ -140,6 +143,7 @@ func chart(r *Run, s *Summary, l *occupancy.Load) (*Charts, error) {
 		}
 	}
 	b.fill(c)
+	c.Throttled = w.Server.gpu.cuts
 	chartModels(s, l, c)
 	if err := chartServer(r, w, c); err != nil {
 		return nil, err
@@ -148,7 +152,8 @@ func chart(r *Run, s *Summary, l *occupancy.Load) (*Charts, error) {
 		return nil, err
 	}
 	c.Interference.correlate(c.Time)
-	c.Anomalies = append(b.signs.find(s, c, l), throttled(r, w)...)
+	c.Anomalies = append(b.signs.find(s, c, l), throttledAnomalies(w)...)
+	slices.SortStableFunc(c.Anomalies, func(a, b Anomaly) int { return compareFloats(a.AtS.Or(-1), b.AtS.Or(-1)) })
 	return c, nil
 }
 
@@ -212,9 +217,9 @@ func (b *binned) gaps(x *formats.Exchange) {
 	if !x.FirstTokenNS.Valid {
 		return
 	}
-	at := float64(x.ArrivalUnixNS + x.FirstTokenNS.V)
-	gaps(x, func(us int64, tokens int32, use bool) {
-		at += float64(us) * 1e3
+	first := float64(x.ArrivalUnixNS + x.FirstTokenNS.V)
+	gaps(x, func(end, us int64, tokens int32, use bool) {
+		at := first + float64(end)*1e3
 		if !use || tokens <= 0 {
 			return
 		}
@@ -325,15 +330,22 @@ func chartModels(s *Summary, l *occupancy.Load, c *Charts) {
 	}
 }
 
-// chartServer adds the server's gauges.
+// chartServer adds the server's gauges: of each interval the mean reading of each engine, summed over engines, of the page usage averaged.
 func chartServer(r *Run, w *Window, c *Charts) error {
-	type at struct {
-		sum float64
-		n   float64
-	}
-	levels := map[string][]at{}
+	type level struct{ sum, n float64 }
 	names := map[string]string{promtext.KVUsage: "server_pages", promtext.Waiting: "server_waiting", promtext.Running: "server_running"}
-	err := r.readings(func(unixNS int64, _ string, all []promtext.Reading) {
+	levels := map[engineSeries][]level{}
+	queue := map[engineSeries]float64{} // of each engine, now
+	c.queue = make(Points, ChartBins)
+	for i := range c.queue {
+		c.queue[i] = math.NaN()
+	}
+	err := r.readings(func(unixNS int64, target string, all []promtext.Reading) {
+		for _, g := range all {
+			if g.Name == promtext.Waiting {
+				queue[engineSeries{g.Name, target, g.Engine}] = g.Value
+			}
+		}
 		if unixNS < w.FromUnixNS || unixNS > w.ToUnixNS {
 			return
 		}
@@ -342,25 +354,44 @@ func chartServer(r *Run, w *Window, c *Charts) error {
 			if names[g.Name] == "" {
 				continue
 			}
-			if levels[g.Name] == nil {
-				levels[g.Name] = make([]at, ChartBins)
+			key := engineSeries{g.Name, target, g.Engine}
+			if levels[key] == nil {
+				levels[key] = make([]level, ChartBins)
 			}
-			levels[g.Name][i].sum += g.Value
-			levels[g.Name][i].n++
+			levels[key][i].sum += g.Value
+			levels[key][i].n++
+		}
+		if total := sumValues(queue); len(queue) > 0 && !(c.queue[i] <= total) {
+			c.queue[i] = total
 		}
 	})
 	if err != nil {
 		return err
 	}
+	for i := 1; i < ChartBins; i++ { // a gauge stands until its next reading
+		if math.IsNaN(c.queue[i]) {
+			c.queue[i] = c.queue[i-1]
+		}
+	}
 	for quantity, name := range names {
-		if levels[quantity] == nil {
-			continue
-		}
 		p := make(Points, ChartBins)
-		for i, l := range levels[quantity] {
-			p[i] = l.sum / l.n
+		for i := range p {
+			sum, n := 0.0, 0.0
+			for key, of := range levels {
+				if l := of[i]; key.name == quantity && l.n > 0 {
+					sum += l.sum / l.n
+					n++
+				}
+			}
+			if p[i] = sum; n == 0 {
+				p[i] = math.NaN()
+			} else if quantity == promtext.KVUsage {
+				p[i] = sum / n
+			}
 		}
-		c.Time[name] = p
+		if slices.ContainsFunc(p, finite) {
+			c.Time[name] = p
+		}
 	}
 	return nil
 }

@@ -1,19 +1,25 @@
 package analyzer
 
+import "math"
+
 // Cost is what output tokens cost at the rate that was measured. Below saturation it is the price of idle GPUs too: the cost at the highest
 // rate within the SLO is the capacity's.
 type Cost struct {
 	GPUs                   int     `json:"gpus"`
 	GPUHourPrice           float64 `json:"gpu_hour_price"`
 	PerMillionOutputTokens Null    `json:"per_million_output_tokens"`
+	Saturated              Null    `json:"per_million_output_tokens_saturated"` // at the capacity; null where the run was not saturated
 }
 
-func costOf(o Options, outputRate Null) *Cost {
+func costOf(o Options, gpus int, outputRate, capacity Null) *Cost {
 	if o.GPUHourPrice <= 0 {
 		return nil
 	}
-	c := &Cost{GPUs: max(o.GPUs, 1), GPUHourPrice: o.GPUHourPrice}
+	c := &Cost{GPUs: max(gpus, 1), GPUHourPrice: o.GPUHourPrice}
 	c.PerMillionOutputTokens = c.at(outputRate)
+	if capacity.Valid {
+		c.Saturated = c.at(known(capacity.V * float64(c.GPUs)))
+	}
 	return c
 }
 
@@ -53,4 +59,51 @@ func fleetCost(gpus int, price float64, a, b Summary) *FleetCost {
 		f.ChangePerMonth = known(float64(gpus) * price * hoursPerMonth * (x.V/y.V - 1))
 	}
 	return f
+}
+
+// gpusOf is how many GPUs served a run: as given, as the manifest's deployment says, as many as were watched, or 0.
+func gpusOf(r *Run, o Options, watched int) int {
+	if o.GPUs > 0 {
+		return o.GPUs
+	}
+	if r.Manifest != nil {
+		for _, at := range []string{"deployment", "candidate"} {
+			if d, ok := r.Manifest.Environment[at].(map[string]any); ok {
+				if list, ok := d["gpu_uuids"].([]any); ok && len(list) > 0 {
+					return len(list)
+				}
+			}
+		}
+	}
+	return watched
+}
+
+// fewestSaturated is in how many of a chart's intervals the server must have had a queue for their rate to be called its capacity.
+const fewestSaturated = ChartBins / 20
+
+// saturatedRate is the output tokens per second of a saturated service: what the replay's own phase found, else the mean over the intervals
+// in which every reading of the server's queue was at least one; null where there were too few.
+func saturatedRate(r *Run, c *Charts) Null {
+	if r.Manifest != nil {
+		if phase, ok := r.Manifest.Fidelity["capacity"].(map[string]any); ok {
+			if rate, ok := phase["output_tokens_per_s"].(float64); ok && rate > 0 {
+				return known(rate)
+			}
+		}
+	}
+	if c == nil {
+		return Null{}
+	}
+	output := c.Time["output_rate"]
+	sum, n := 0.0, 0
+	for i, waiting := range c.queue {
+		if waiting >= 1 && i < len(output) && !math.IsNaN(output[i]) {
+			sum += output[i]
+			n++
+		}
+	}
+	if n < fewestSaturated {
+		return Null{}
+	}
+	return known(sum / float64(n))
 }

@@ -1,6 +1,7 @@
 package analyzer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -12,9 +13,9 @@ import (
 // CompareOptions say how two sides are compared. The zero value means the defaults.
 type CompareOptions struct {
 	SLO          []Limit
-	MinEffect    float64 // smallest relative change of a typical request that matters; default 0.05
-	MinTail      float64 // the same for the slow requests and for percentiles; default 0.10
-	MinPoints    float64 // smallest difference of a share that matters, as a share; default 0.002
+	MinEffect    float64 // smallest relative change of a typical request that matters; 0: as the metric table says
+	MinTail      float64 // the same for the slow requests and for percentiles; 0: likewise
+	MinPoints    float64 // smallest difference of a share that matters, as a share; 0: likewise
 	Confidence   float64 // of the intervals; default 0.95
 	Draws        int     // of the bootstrap; default 2000
 	Seed         int64   // of the bootstrap
@@ -46,9 +47,6 @@ func (o CompareOptions) withDefaults() CompareOptions {
 			*v = d
 		}
 	}
-	set(&o.MinEffect, 0.05)
-	set(&o.MinTail, 0.10)
-	set(&o.MinPoints, 0.002)
 	set(&o.Confidence, 0.95)
 	if o.Draws == 0 {
 		o.Draws = 2000
@@ -254,7 +252,7 @@ func (m *matched) typical(t *Metric, pairs []pairedValue, o CompareOptions) Chan
 		}
 		return math.Expm1(s / c)
 	})
-	return change(t, t.Name, "geometric mean of matched requests", math.Exp(la/k), math.Exp(lb/k), math.Expm1((lb-la)/k), lo, hi, o.MinEffect, len(pairs))
+	return change(t, t.Name, "geometric mean of matched requests", math.Exp(la/k), math.Exp(lb/k), math.Expm1((lb-la)/k), lo, hi, cmp.Or(o.MinEffect, t.Matters), len(pairs))
 }
 
 // slowest compares the twentieth of the requests that were slowest over both sides: chosen on both, so that chance on one side cannot
@@ -277,7 +275,7 @@ func (m *matched) slowest(t *Metric, pairs []pairedValue, o CompareOptions) Chan
 		lo, hi = math.NaN(), math.NaN()
 	}
 	med := weightedQuantile(ratios, nil, 0.5)
-	return change(t, t.Name+"_slow", "median of the slowest 5 % of matched requests; change is the median ratio", stats.Quantile(a, 0.5), stats.Quantile(b, 0.5), math.Expm1(med), lo, hi, o.MinTail, len(tail))
+	return change(t, t.Name+"_slow", "median of the slowest 5 % of matched requests; change is the median ratio", stats.Quantile(a, 0.5), stats.Quantile(b, 0.5), math.Expm1(med), lo, hi, cmp.Or(o.MinTail, t.MattersSlow), len(tail))
 }
 
 // fewestTailBlocks is in how many blocks of time the slow requests must lie: fewer are one or two incidents, which resampling blocks
@@ -309,7 +307,7 @@ func (m *matched) percentile(t *Metric, pairs []pairedValue, p float64, o Compar
 	if min(above(a), above(b)) < fewestTailBlocks {
 		lo, hi = math.NaN(), math.NaN()
 	}
-	return change(t, fmt.Sprintf("%s_p%g", t.Name, p*100), fmt.Sprintf("p%g of matched requests", p*100), qa, qb, qb/qa-1, lo, hi, o.MinTail, len(pairs))
+	return change(t, fmt.Sprintf("%s_p%g", t.Name, p*100), fmt.Sprintf("p%g of matched requests", p*100), qa, qb, qb/qa-1, lo, hi, cmp.Or(o.MinTail, t.MattersSlow), len(pairs))
 }
 
 // change makes a row of relative figures. A change below what the client's clock can vouch for is none.
@@ -372,12 +370,14 @@ func (m *matched) shares(name, better, statistic string, sa, sb Summary, of func
 		}
 		return s / c
 	})
-	c := Change{Name: name, Unit: "share", Better: better, Statistic: statistic, Base: sa.Aggregates[name].Value, Candidate: sb.Aggregates[name].Value, Verdict: Same, Gates: true, Pairs: len(m.pairs), MinPct: o.MinPoints * 100}
+	a, _ := aggregateNamed(name)
+	matters := cmp.Or(o.MinPoints, a.Matters)
+	c := Change{Name: name, Unit: "share", Better: better, Statistic: statistic, Base: sa.Aggregates[name].Value, Candidate: sb.Aggregates[name].Value, Verdict: Same, Gates: true, Pairs: len(m.pairs), MinPct: matters * 100}
 	if c.Base.Valid && c.Candidate.Valid {
 		d := c.Candidate.V - c.Base.V
 		c.ChangePct = known(d * 100)
 		c.Interval = [2]Null{known(lo * 100), known(hi * 100)}
-		c.Verdict = decide(better, d, lo, hi, o.MinPoints)
+		c.Verdict = decide(better, d, lo, hi, matters)
 	}
 	return c
 }
@@ -385,9 +385,9 @@ func (m *matched) shares(name, better, statistic string, sa, sb Summary, of func
 // unpaired lists the figures that are no property of a request: without an interval they explain and decide nothing.
 func unpaired(sa, sb Summary) []Change {
 	var rows []Change
-	for _, name := range []string{"output_rate", "kv_usage_mean", "kv_prefix_hit_rate", "kv_preemptions"} {
-		a, b := sa.Aggregates[name], sb.Aggregates[name]
-		if !a.Value.Valid || !b.Value.Valid {
+	for _, t := range aggregates {
+		name, a, b := t.Name, sa.Aggregates[t.Name], sb.Aggregates[t.Name]
+		if !t.Explains || !a.Value.Valid || !b.Value.Valid {
 			continue
 		}
 		c := Change{Name: name, Unit: a.Unit, Better: a.Better, Statistic: "of the whole run", Base: a.Value, Candidate: b.Value, Verdict: Same}

@@ -28,6 +28,9 @@ type Metric struct {
 	// Resolution is the smallest difference, in the metric's unit, that a client's clock and scheduler can vouch for; a diff never calls less a change.
 	Resolution float64
 
+	// Matters is the smallest relative change of a typical request that a diff calls one, and MattersSlow that of slow requests and percentiles.
+	Matters, MattersSlow float64
+
 	// Detail is set where the terminal summary leaves the metric to JSON.
 	Detail bool
 
@@ -52,50 +55,50 @@ func MetricNamed(name string) (Metric, bool) {
 
 var metrics = []Metric{
 	{
-		Name: "ttft", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1,
+		Name: "ttft", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10,
 		Definition: "first event that carries a generated token (content, reasoning, refusal, tool call) − scheduled time",
 		Notes:      "Role-only, empty, usage, comment and progress frames are not tokens. Defined for one-token outputs; undefined for answers that were not streamed and for failed requests.",
 		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstTokenNS }, false),
 	}, {
-		Name: "ttft_from_send", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Informs: true,
+		Name: "ttft_from_send", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "ttft counted from the first request byte written",
 		Notes:      "Beside ttft it shows what the client itself added. Undefined where the send time is unknown.",
 		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstTokenNS }, true),
 	}, {
-		Name: "ttfc", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Informs: true,
+		Name: "ttfc", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "first event that carries answer content (not reasoning) − scheduled time",
 		Notes:      "What a user waits for in front of a reasoning model.",
 		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstContentNS }, false),
 	}, {
-		Name: "ttfc_from_send", Unit: "ms", Better: "lower", PerRequest: true, Detail: true, Resolution: 1, Informs: true,
+		Name: "ttfc_from_send", Unit: "ms", Better: "lower", PerRequest: true, Detail: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "ttfc counted from the first request byte written",
 		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstContentNS }, true),
 	}, {
-		Name: "tpot", Unit: "ms", Better: "lower", PerRequest: true, Tokens: true, Resolution: 0.1,
+		Name: "tpot", Unit: "ms", Better: "lower", PerRequest: true, Tokens: true, Resolution: 0.1, Matters: 0.05, MattersSlow: 0.10,
 		Definition: "(last token − first token) ÷ (tokens after the first event), per request",
 		Notes:      "Undefined where no token came after the first event. Tokens are the usage count, not the number of events; where the first event's tokens are unknown it is taken as one. With n > 1 one sample per choice, and none where a choice's tokens are unknown.",
 		Samples:    tpot,
 	}, {
-		Name: "itl", Unit: "ms", Better: "lower", Tokens: true, Resolution: 0.1,
+		Name: "itl", Unit: "ms", Better: "lower", Tokens: true, Resolution: 0.1, Matters: 0.05, MattersSlow: 0.10,
 		Definition: "a gap g between events that brought k tokens gives k samples of g ÷ k",
 		Notes:      "Events that shared a read or packet with the one before, and gaps touched by a retransmission or by loss, are left out and counted. With n > 1 gaps are between events of one choice. Where an event's tokens are unknown they are taken as one.",
 		Samples:    itl, Omitted: omittedGaps,
 	}, {
-		Name: "event_gap", Unit: "ms", Better: "lower", Resolution: 0.1, Informs: true,
+		Name: "event_gap", Unit: "ms", Better: "lower", Resolution: 0.1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "a gap g between events gives one sample of g",
 		Notes:      "What a user sees stutter. The same events are left out as for itl.",
 		Samples:    eventGaps, Omitted: omittedGaps,
 	}, {
-		Name: "e2el", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1,
+		Name: "e2el", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10,
 		Definition: "last token − scheduled time; the last body byte where there were no token events",
 		Notes:      "Complete answers only.",
 		Samples:    e2el(false),
 	}, {
-		Name: "e2el_from_send", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Informs: true,
+		Name: "e2el_from_send", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "e2el counted from the first request byte written",
 		Samples:    e2el(true),
 	}, {
-		Name: "end", Unit: "ms", Better: "lower", PerRequest: true, Detail: true, Resolution: 1, Informs: true,
+		Name: "end", Unit: "ms", Better: "lower", PerRequest: true, Detail: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "last response byte − scheduled time",
 		Notes:      "Complete answers only. The difference to e2el is the tail after the last token: usage, [DONE], the end of the connection's answer.",
 		Samples: func(x *formats.Exchange, yield func(value, weight float64)) {
@@ -104,7 +107,7 @@ var metrics = []Metric{
 			}
 		},
 	}, {
-		Name: "send_lag", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Informs: true,
+		Name: "send_lag", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "first request byte written − scheduled time",
 		Notes:      "The client's own failure, measured. Defined for replays.",
 		Samples: func(x *formats.Exchange, yield func(value, weight float64)) {
@@ -113,7 +116,7 @@ var metrics = []Metric{
 			}
 		},
 	}, {
-		Name: "client_delay", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Informs: true,
+		Name: "client_delay", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "user-space read of the first token − the kernel's receive stamp",
 		Notes:      "A read's stamp is that of its newest segment, so this is an upper bound for the events before it in the same read.",
 		Samples: func(x *formats.Exchange, yield func(value, weight float64)) {
@@ -235,9 +238,9 @@ func tpotByChoice(x *formats.Exchange, yield func(value, weight float64)) {
 // gapFlags mark a gap that does not say when the tokens were made.
 const gapFlags = formats.FlagCoalesced | formats.FlagRetransmit | formats.FlagGap
 
-// gaps walks the gaps between events of one choice: the gap in microseconds and the tokens the event brought (1 where unknown).
-// Flagged events come with use false.
-func gaps(x *formats.Exchange, visit func(us int64, tokens int32, use bool)) {
+// gaps walks the gaps between events of one choice: when each ended, in microseconds after the first token, the gap in microseconds, and the
+// tokens that the event brought (1 where unknown). Flagged events come with use false.
+func gaps(x *formats.Exchange, visit func(end, us int64, tokens int32, use bool)) {
 	if !answered(x) {
 		return
 	}
@@ -249,8 +252,11 @@ func gaps(x *formats.Exchange, visit func(us int64, tokens int32, use bool)) {
 	}
 	use := func(i int) bool { return len(x.EventFlags) != len(x.EventGapUS) || x.EventFlags[i]&gapFlags == 0 }
 	if len(x.EventChoice) != len(x.EventGapUS) || len(x.EventGapUS) == 0 {
+		at := int64(0)
 		for i := 1; i < len(x.EventGapUS); i++ {
-			visit(int64(x.EventGapUS[i]), tokens(i), use(i))
+			us := int64(x.EventGapUS[i])
+			at += us
+			visit(at, us, tokens(i), use(i))
 		}
 		return
 	}
@@ -260,14 +266,14 @@ func gaps(x *formats.Exchange, visit func(us int64, tokens int32, use bool)) {
 		at += int64(gap)
 		c := x.EventChoice[i]
 		if before, seen := last[c]; seen {
-			visit(at-before, tokens(i), use(i))
+			visit(at, at-before, tokens(i), use(i))
 		}
 		last[c] = at
 	}
 }
 
 func itl(x *formats.Exchange, yield func(value, weight float64)) {
-	gaps(x, func(us int64, tokens int32, use bool) {
+	gaps(x, func(_, us int64, tokens int32, use bool) {
 		if use && tokens > 0 {
 			yield(float64(us)/1e3/float64(tokens), float64(tokens))
 		}
@@ -275,7 +281,7 @@ func itl(x *formats.Exchange, yield func(value, weight float64)) {
 }
 
 func eventGaps(x *formats.Exchange, yield func(value, weight float64)) {
-	gaps(x, func(us int64, _ int32, use bool) {
+	gaps(x, func(_, us int64, _ int32, use bool) {
 		if use {
 			yield(float64(us)/1e3, 1)
 		}
@@ -284,7 +290,7 @@ func eventGaps(x *formats.Exchange, yield func(value, weight float64)) {
 
 func omittedGaps(x *formats.Exchange) int64 {
 	n := int64(0)
-	gaps(x, func(_ int64, _ int32, use bool) {
+	gaps(x, func(_, _ int64, _ int32, use bool) {
 		if !use {
 			n++
 		}

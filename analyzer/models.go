@@ -71,7 +71,7 @@ func findSizes(r *Run, given Sizes) (s Sizes, blockSource, pagesSource string, e
 	return s, blockSource, pagesSource, nil
 }
 
-func sumValues[K comparable](m map[K]int64) (n int64) {
+func sumValues[K comparable, V int64 | float64](m map[K]V) (n V) {
 	for _, v := range m {
 		n += v
 	}

@@ -14,18 +14,28 @@ func MetricsPage() string {
 	w("# Metrics\n\nThis page is generated from the tables in package `analyzer` (`go test ./analyzer -update`); a test keeps them equal.\n\n")
 	w("The start of a latency is the **scheduled** time, so a request that could not be sent in time waits in the figure too (no coordinated\n")
 	w("omission). `…_from_send` is the same from the first request byte written. In a recording both starts are the first request byte.\n")
-	w("Warm-up is left out. Failed requests have no latency; they are counted. Undefined is null in JSON and a dash in text, never 0.\n\n")
-	w("## Of one exchange\n\n| metric | unit | better | definition | notes |\n|---|---|---|---|---|\n")
+	w("Warm-up is left out. Failed requests have no latency; they are counted. Undefined is null in JSON and a dash in text, never 0.\n")
+	w("*Matters from* is the smallest change of a typical request, of slow requests and percentiles, and in the metric's own unit that `diff` calls better or worse (the\n")
+	w("flags `--min-effect` and `--min-tail` change it); a dash explains and decides nothing.\n\n")
+	w("## Of one exchange\n\n| metric | unit | better | matters from | definition | notes |\n|---|---|---|---|---|---|\n")
 	for _, m := range metrics {
 		notes := m.Notes
 		if m.PerRequest {
 			notes += " Can carry an SLO."
 		}
-		w("| `%s` | %s | %s | %s | %s |\n", m.Name, m.Unit, orDash(m.Better), m.Definition, strings.TrimSpace(notes))
+		matters := "–"
+		if !m.Informs {
+			matters = fmt.Sprintf("%g %%, slow %g %%, %g %s", 100*m.Matters, 100*m.MattersSlow, m.Resolution, m.Unit)
+		}
+		w("| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Unit, orDash(m.Better), matters, m.Definition, strings.TrimSpace(notes))
 	}
-	w("\n## Of a whole run\n\n| figure | unit | better | definition |\n|---|---|---|---|\n")
+	w("\n## Of a whole run\n\n| figure | unit | better | matters from | definition |\n|---|---|---|---|---|\n")
 	for _, a := range aggregates {
-		w("| `%s` | %s | %s | %s |\n", a.Name, a.Unit, orDash(a.Better), a.Definition)
+		matters := "–"
+		if a.Matters > 0 {
+			matters = fmt.Sprintf("%g points", 100*a.Matters)
+		}
+		w("| `%s` | %s | %s | %s | %s |\n", a.Name, a.Unit, orDash(a.Better), matters, a.Definition)
 	}
 	w("\n## Percentiles\n\nLinear interpolation at (n−1)p. A percentile is shown only from the number of samples on at which it can be known at 99 %% confidence\n")
 	w("with one sample above it allowed: ")

@@ -20,6 +20,7 @@ type Run struct {
 	trace  *formats.Trace
 	rows   []*formats.Exchange
 	server []formats.ServerSample
+	gpus   []formats.GPUSample
 }
 
 // OpenRun opens a run or a trace. Its rows are read when a figure asks for them.
@@ -84,6 +85,20 @@ func (r *Run) serverSamples() iter.Seq2[formats.ServerSample, error] {
 	}
 	return func(yield func(formats.ServerSample, error) bool) {
 		for _, s := range r.server {
+			if !yield(s, nil) {
+				return
+			}
+		}
+	}
+}
+
+// gpuSamples yields the telemetry in stored order.
+func (r *Run) gpuSamples() iter.Seq2[formats.GPUSample, error] {
+	if r.trace != nil {
+		return r.trace.GPUSamples()
+	}
+	return func(yield func(formats.GPUSample, error) bool) {
+		for _, s := range r.gpus {
 			if !yield(s, nil) {
 				return
 			}

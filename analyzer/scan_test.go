@@ -38,7 +38,7 @@ func TestParallelReadIsTheSame(t *testing.T) {
 			tallies[0].merge(p)
 		}
 	}
-	if tallies[0].window != whole.window {
+	if !reflect.DeepEqual(tallies[0].window, whole.window) {
 		t.Errorf("%+v, want %+v", tallies[0].window, whole.window)
 	}
 	for i := range metrics {

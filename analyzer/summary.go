@@ -89,6 +89,9 @@ func Summarize(r *Run, o Options) (Summary, error) {
 	if w.Server, err = readServer(r, w.FromUnixNS, w.ToUnixNS); err != nil {
 		return Summary{}, err
 	}
+	if w.Server.gpu, err = readGPUs(r, w.FromUnixNS, w.ToUnixNS); err != nil {
+		return Summary{}, err
+	}
 	s := Summary{
 		Label: r.Label, Kind: r.Kind, WindowS: w.Seconds, Warmup: t.warmup, Requests: w.Requests, Confidence: intervalConfidence,
 		Errors: t.errors, Dropped: t.dropped, Warnings: []string{}, Anomalies: []Anomaly{}, By: o.By, Window: *w,
@@ -105,10 +108,20 @@ func Summarize(r *Run, o Options) (Summary, error) {
 		s.Groups = append(s.Groups, group)
 	}
 	slices.SortStableFunc(s.Groups, func(a, b Group) int { return cmp.Compare(b.Requests.Scheduled, a.Requests.Scheduled) })
-	s.Cost = costOf(o, s.Aggregates["output_rate"].Value)
 	if err := s.model(r, o); err != nil {
 		return Summary{}, err
 	}
+	w = &s.Window
+	w.Pages, w.Mix, w.Interference, w.GPUs = s.Pages, s.Mix, s.Interference, gpusOf(r, o, w.Server.gpu.gpus)
+	w.CapacityRate = saturatedRate(r, s.Charts)
+	for i := range aggregates { // what only the models say
+		if a := &aggregates[i]; !s.Aggregates[a.Name].Value.Valid {
+			if v, ok := a.Of(w); ok {
+				s.Aggregates[a.Name] = Value{Unit: a.Unit, Better: a.Better, Value: known(v)}
+			}
+		}
+	}
+	s.Cost = costOf(o, w.GPUs, s.Aggregates["output_rate"].Value, s.Aggregates["capacity"].Value)
 	s.judge(r, o)
 	return s, nil
 }
@@ -319,6 +332,9 @@ func (s *Summary) judge(r *Run, o Options) {
 		if f := s.Metrics[name]; f.Omitted > 0 && name == "itl" {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("itl leaves out %d gaps of coalesced, retransmitted or lost events", f.Omitted))
 		}
+	}
+	if text := throttleWarning(&s.Window); text != "" {
+		s.Warnings = append(s.Warnings, text)
 	}
 	s.Valid = len(s.Invalid) == 0
 }

@@ -136,7 +136,7 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 	f.IntVar(&o.sizes.BlockSize, "block-size", 0, "tokens in a page of the KV cache (default: the server's, the manifest's, or 16)")
 	f.Int64Var(&o.sizes.Pages, "pages", 0, "pages of the KV cache (default: the server's or the manifest's)")
 	f.Float64Var(&o.price, "gpu-hour-price", 0, "price of a GPU for an hour, in any currency: adds the cost of a million output tokens")
-	f.IntVar(&o.gpus, "gpus", 1, "GPUs that served the run")
+	f.IntVar(&o.gpus, "gpus", 0, "GPUs that served the run (default: the deployment's, as many as were watched, or 1)")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although a run is invalid")
 	groupFlags(c,
 		flagGroup{"Which requests", []string{"from", "to", "by"}},
