@@ -300,6 +300,10 @@ func (p Profile) Text(w io.Writer) error {
 			line("  noted: %s %s", k, count(c.Notes[k]))
 		}
 	}
+	if p.Exchanges == 0 {
+		line("it is empty: there is no exchange to describe")
+		return b.Flush()
+	}
 	line("arrivals       gaps vary by %s (1 is Poisson)", cell(p.InterarrivalCV))
 	line("               counts disperse by %s at 1 s, %s at 10 s, %s at 60 s", cell(p.IDC.OneS), cell(p.IDC.TenS), cell(p.IDC.SixtyS))
 	line("%-14s%9s%9s%9s%9s%9s%9s", "tokens", "mean", "p50", "p90", "p95", "p99", "max")

@@ -23,6 +23,14 @@ type Run struct {
 	gpus   []formats.GPUSample
 }
 
+// doubted is how many times of the rows read so far no clock has shown.
+func (r *Run) doubted() int64 {
+	if r.trace == nil {
+		return 0
+	}
+	return r.trace.Doubted()
+}
+
 // OpenRun opens a run or a trace. Its rows are read when a figure asks for them.
 func OpenRun(where string) (*Run, error) {
 	t, err := formats.Open(where)

@@ -302,6 +302,9 @@ func orderInterval(s *stats.Sample, p, effective float64) (lo, hi float64, ok bo
 
 // judge decides validity and collects warnings: what the run says of itself, and what its rows say against it.
 func (s *Summary) judge(r *Run, o Options) {
+	if n := r.doubted(); n > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%d times that no clock has shown, more than 140 years from their arrival, are taken as unknown", n))
+	}
 	if m := r.Manifest; m != nil {
 		s.Warnings = append(s.Warnings, m.Warnings...)
 		if !m.Valid {

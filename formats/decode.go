@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/parquet-go/parquet-go"
@@ -69,11 +70,12 @@ type chunk struct {
 	vals       vector // the known values of the page
 	dictionary parquet.Dictionary
 	entries    vector // its values
+	doubted    *atomic.Int64
 }
 
 // openChunk finds c in a row group. It refuses a column of another shape.
-func openChunk(c *column, f *parquet.File, g parquet.RowGroup) (*chunk, error) {
-	r := &chunk{column: c}
+func openChunk(c *column, f *parquet.File, g parquet.RowGroup, doubted *atomic.Int64) (*chunk, error) {
+	r := &chunk{column: c, doubted: doubted}
 	field := f.Root().Column(string(c.name))
 	if field == nil {
 		return r, nil
@@ -143,29 +145,67 @@ func (r *chunk) next() error {
 			continue
 		}
 		r.defs, r.reps, r.at, r.used = p.DefinitionLevels(), p.RepetitionLevels(), 0, 0
-		if err := r.values(p); err != nil {
-			return err
-		}
-		return r.possible()
+		return r.values(p)
 	}
 }
 
-// An arrival lies between 140 years before and after 1970, or the trace's start: what is computed of it, spans and grids above all, must
-// not overflow.
+// A time lies between 140 years before and after 1970, the trace's start or the arrival: what is computed of it, sums, spans and grids
+// above all, must not overflow.
 const farthest = 140 * 365 * 24 * int64(time.Hour)
 
-// possible refuses a page with arrivals that no clock has shown.
-func (r *chunk) possible() error {
-	if r.name != ColArrival {
+// doubt looks at the times that were read into v from row i on. An offset that no clock has shown becomes unknown and is counted; an arrival
+// cannot be unknown, and is refused.
+func (r *chunk) doubt(v *vector, i int) error {
+	if !r.time() {
 		return nil
 	}
-	for _, v := range r.vals.ints {
-		if v < -farthest || v > farthest {
-			return fmt.Errorf("%d is no time", v)
+	for ; i < len(v.ints); i++ {
+		at := v.ints[i]
+		if at >= -farthest && at <= farthest {
+			continue
+		}
+		if r.required {
+			return impossible(at)
+		}
+		v.ints[i], v.valid[i] = 0, false
+		v.unknown++
+		r.doubted.Add(1)
+	}
+	return nil
+}
+
+func impossible(ns int64) error { return fmt.Errorf("%d is no time", ns) }
+
+// time reports whether a column holds times or durations in nanoseconds.
+func (c *column) time() bool { return c.unit == "ns" && c.kind == kindInt64 }
+
+// Possible refuses an exchange with a time that no clock has shown: more than 140 years from 1970, the trace's start or the exchange's
+// arrival. Readers refuse such an arrival, and take such an offset as unknown.
+func (x *Exchange) Possible() error {
+	for _, c := range timeColumns {
+		if v, ok := c.getInt(x); ok && (v < -farthest || v > farthest) {
+			return fmt.Errorf("%s: %w", c.name, impossible(v))
 		}
 	}
 	return nil
 }
+
+// span is from when to when x is known to have been; offsets that no clock has shown count for nothing.
+func (x *Exchange) span() (from, to int64) {
+	if end := x.EndNS.Or(0); end > 0 && end <= farthest && x.ArrivalUnixNS <= farthest {
+		return x.ArrivalUnixNS, x.ArrivalUnixNS + end
+	}
+	return x.ArrivalUnixNS, x.ArrivalUnixNS
+}
+
+var timeColumns = func() (out []*column) {
+	for _, c := range columns {
+		if c.time() {
+			out = append(out, c)
+		}
+	}
+	return out
+}()
 
 // values unpacks the known values of a page.
 func (r *chunk) values(p parquet.Page) error {
@@ -281,7 +321,11 @@ func (r *chunk) read(v *vector, n int) error {
 		case kindHash:
 			v.hashes = spread(r, v, v.hashes, r.vals.hashes, k)
 		default:
+			from := len(v.ints)
 			v.ints = spread(r, v, v.ints, r.vals.ints, k)
+			if err := r.doubt(v, from); err != nil {
+				return err
+			}
 		}
 		n -= k
 	}

@@ -27,6 +27,12 @@ func TestGoldenV1(t *testing.T) {
 		if err := json.Unmarshal(lines.Bytes(), want); err != nil {
 			t.Fatal(err)
 		}
+		// Its offsets are any numbers, most of them further away than a clock can show: these are unknown.
+		for _, at := range []*Null[int64]{&want.SentNS, &want.RequestEndNS, &want.ResponseHeaderNS, &want.FirstEventNS, &want.FirstTokenNS, &want.FirstContentNS, &want.LastTokenNS, &want.EndNS, &want.DNSNS, &want.ConnectNS, &want.TLSNS} {
+			if at.V < -farthest || at.V > farthest {
+				*at = Null[int64]{}
+			}
+		}
 		if n < len(got) && !reflect.DeepEqual(want, got[n]) {
 			t.Errorf("row %d: %s", n, cmp.Diff(want, got[n]))
 		}

@@ -80,6 +80,33 @@ func TestImpossibleTimes(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "is no time") {
 			t.Errorf("%s: %v", name, err)
 		}
+		if err := x.Possible(); err == nil || !strings.Contains(err.Error(), "is no time") {
+			t.Errorf("%s: possible: %v", name, err)
+		}
+	}
+	if err := (&Exchange{ArrivalUnixNS: farthest, EndNS: Of(farthest), Seed: Of[int64](1<<63 - 1)}).Possible(); err != nil {
+		t.Error(err)
+	}
+	where := filepath.Join(t.TempDir(), "t")
+	writeAll(t, where, Header{}, SegmentOptions{}, []*Exchange{
+		{Phase: PhaseMeasure, ArrivalUnixNS: 7, EndNS: Of[int64](1<<63 - 1)},
+		{Phase: PhaseMeasure, ArrivalUnixNS: 8, FirstTokenNS: Of[int64](-1 << 63), LastTokenNS: Of[int64](5)},
+		{Phase: PhaseMeasure, ArrivalUnixNS: 9, ConnectNS: Of(farthest + 1), EndNS: Of[int64](1)},
+	})
+	tr, err := Open(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for x, err := range tr.All() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x.FirstTokenNS.Valid || x.ConnectNS.Valid || x.EndNS.Valid != (x.ArrivalUnixNS == 9) || x.LastTokenNS.Valid != (x.ArrivalUnixNS == 8) {
+			t.Errorf("%+v", x)
+		}
+	}
+	if n := tr.Doubted(); n != 3 || tr.Header.EndUnixNS != 10 {
+		t.Errorf("%d times are doubted, the trace ends at %d", n, tr.Header.EndUnixNS)
 	}
 	if b, err := json.Marshal([]Null[float64]{Of(math.NaN()), Of(math.Inf(1)), Of(1.5)}); err != nil || string(b) != "[null,null,1.5]" {
 		t.Errorf("%s, %v", b, err)

@@ -207,7 +207,7 @@ func (r *repairer) rebuild(name string, rows []*Exchange) error {
 		if err := s.write(x); err != nil {
 			return errors.Join(err, o.Discard())
 		}
-		all.add(x.ArrivalUnixNS, x.ArrivalUnixNS+max(x.EndNS.V, 0))
+		all.add(x.span())
 	}
 	h := r.last
 	h.StartUnixNS, h.EndUnixNS = all.from, all.to
@@ -330,6 +330,9 @@ func (w *Writer) recover() bool {
 	}
 	w.tried = time.Now()
 	if w.journal == nil { // nothing was open
+		if err := w.next(); err != nil && diskFull(err) {
+			return false
+		} // of anything else the next row tells
 		w.stalled = false
 		return true
 	}

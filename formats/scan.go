@@ -168,7 +168,7 @@ func (s *scan) openPart(p part) error {
 		return fmt.Errorf("%s has changed since it was opened", p.segment)
 	}
 	for _, c := range s.columns {
-		r, err := openChunk(c, s.file, groups[p.group])
+		r, err := openChunk(c, s.file, groups[p.group], s.t.doubted)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.segment, err)
 		}
@@ -316,7 +316,10 @@ func eachRow[T any](o ObjectReader, f func(T) bool) error {
 	}
 	for {
 		n, err := read()
-		for _, v := range rows[:n] {
+		for i, v := range rows[:n] {
+			if at := sampledAt(&rows[i]); at < -farthest || at > farthest {
+				return fmt.Errorf("unix_ns: %w", impossible(at))
+			}
 			if !f(v) {
 				return nil
 			}

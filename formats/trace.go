@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/parquet-go/parquet-go"
 )
@@ -26,7 +27,11 @@ type Trace struct {
 	store    Store
 	segments []string
 	parts    []part
+	doubted  *atomic.Int64
 }
+
+// Doubted is how many times of the rows read so far no clock has shown, more than 140 years from their arrival: they were read as unknown.
+func (t *Trace) Doubted() int64 { return t.doubted.Load() }
 
 // part is one row group of one segment.
 type part struct {
@@ -36,7 +41,8 @@ type part struct {
 }
 
 // Open opens a file, a directory of segments, or a run directory. It refuses what is no trace, a segment that is damaged or cut short
-// (saying how many are good), and a format version that this build does not read. Segments of several hash keys leave HashKeyID empty:
+// (saying how many are good), and a format version that this build does not read. A directory with a header and no segment is an empty
+// trace. Segments of several hash keys leave HashKeyID empty:
 // what is shared between them is unknown.
 func Open(where string) (*Trace, error) {
 	t, err := open(where)
@@ -60,7 +66,7 @@ func open(where string) (*Trace, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Trace{Name: where, store: directory(where)}
+	t := &Trace{Name: where, store: directory(where), doubted: new(atomic.Int64)}
 	if !info.IsDir() {
 		t.store, t.segments = directory(filepath.Dir(where)), []string{filepath.Base(where)}
 	} else {
@@ -76,11 +82,17 @@ func open(where string) (*Trace, error) {
 		if len(t.segments) == 0 && len(es) > 0 {
 			return nil, errors.New("it was left unfinished, or is being written: shadowtape repair brings back what was left")
 		}
-		if len(t.segments) == 0 {
+		if len(t.segments) == 0 && !t.empty() {
 			return nil, fmt.Errorf("no segments (%s*%s) in this directory", segmentPrefix, segmentSuffix)
 		}
 	}
 	return t, t.load(info.IsDir())
+}
+
+// empty reports whether the directory is a trace without a segment: its writer ended, or was killed and repaired, before the first exchange.
+func (t *Trace) empty() bool {
+	var h Header
+	return readJSON(t.store, traceFile, &h) == nil && h.FormatVersion > 0
 }
 
 // load reads the footers and merges the headers.

@@ -26,6 +26,11 @@ func randomExchange(r *rand.Rand) *Exchange {
 		}
 		randomField(r, f)
 	}
+	for _, c := range timeColumns[1:] {
+		if v, ok := c.getInt(x); ok {
+			c.setInt(x, v>>12) // a time that a clock may show
+		}
+	}
 	return x
 }
 

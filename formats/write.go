@@ -286,7 +286,7 @@ func (w *Writer) write(x *Exchange) error {
 		delete(w.flying, x.ExchangeID)
 	}
 	w.rows++
-	w.span.add(x.ArrivalUnixNS, x.ArrivalUnixNS+max(x.EndNS.V, 0))
+	w.span.add(x.span())
 	if err := w.open.write(x); err != nil {
 		return w.kept(err)
 	}
@@ -324,6 +324,10 @@ func (w *Writer) Rotate() error {
 	}
 	return nil
 }
+
+// Full reports whether the disk was full when it was last tried: rows are refused (ErrFull) until a Write or a Rotate finds room, which
+// they look for once a second.
+func (w *Writer) Full() bool { return w.stalled && w.err == nil }
 
 // commit finishes the open segment and brings trace.json up to date. The journal goes last, and not before the exchanges in flight stand
 // in the next one.

@@ -83,6 +83,8 @@ func (w *serverWatch) start(spool *recorder.Spool) (end func()) {
 				w.warn("the metrics of %s are no longer watched: %v", page.Target, err)
 			case st.Failed > 0:
 				w.warn("%d of %d scrapes of %s failed, the last: %s", st.Failed, st.Scrapes, page.Target, st.LastError)
+			case st.Over > 0:
+				w.warn("pages of %s have more than %d series: %d samples beyond were left out", page.Target, promtext.MaxSamples, st.Over)
 			case st.Dialects[0] == "":
 				w.warn("%s is of no server that is known: kept as it is, without kv_usage and the like", page.Target)
 			}

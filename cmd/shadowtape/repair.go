@@ -30,6 +30,9 @@ A trace that is in order is left as it is; one that is being written is refused.
 			if asJSON {
 				return json.NewEncoder(a.out).Encode(repairAnswer{r.Segments, r.Recovered, r.CutShort, r.Torn, list(r.Rebuilt), list(r.Samples), list(r.Removed), list(r.Damaged)})
 			}
+			if r.Segments == 0 {
+				defer func() { fmt.Fprintf(a.out, "  it is an empty trace: no exchange had begun\n") }()
+			}
 			if len(r.Rebuilt)+len(r.Samples)+len(r.Removed)+len(r.Damaged) == 0 {
 				fmt.Fprintf(a.out, "%s: in order, %d segments\n", args[0], r.Segments)
 				return nil

@@ -51,3 +51,44 @@ func TestRepairCommand(t *testing.T) {
 		t.Errorf("exit %d, stderr %q", code, errs)
 	}
 }
+
+// TestEmptyRecording: a recording that was killed before its first exchange ended is, once repaired, a trace without rows, and says so.
+func TestEmptyRecording(t *testing.T) {
+	live, killed := filepath.Join(t.TempDir(), "live"), filepath.Join(t.TempDir(), "killed")
+	w, err := formats.Create(live, formats.Header{SourceKind: "proxy"}, formats.SegmentOptions{Journal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(killed, os.DirFS(live)); err != nil { // what the kill leaves
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	call := func(args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		code := run(context.Background(), args, strings.NewReader(""), &out, &errs)
+		return code, out.String(), errs.String()
+	}
+	if code, _, errs := call("inspect", killed); code != exitFailed || !strings.Contains(errs, "shadowtape repair") {
+		t.Errorf("before the repair: exit %d, stderr %q", code, errs)
+	}
+	if code, out, _ := call("repair", killed); code != exitGood || !strings.Contains(out, "0 exchanges recovered") || !strings.Contains(out, "it is an empty trace") {
+		t.Errorf("repair: exit %d, stdout %q", code, out)
+	}
+	for _, args := range [][]string{{"inspect", killed}, {"inspect", live}} {
+		if code, out, errs := call(args...); code != exitGood || !strings.Contains(out, "0 exchanges") || !strings.Contains(out, "it is empty") {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q", args, code, out, errs)
+		}
+	}
+	tr, err := formats.Open(killed)
+	if err != nil || tr.Rows != 0 || tr.Header.SourceKind != "proxy" {
+		t.Errorf("%+v, %v", tr, err)
+	}
+	for _, err := range tr.All() {
+		t.Error("it has a row", err)
+	}
+	if code, out, errs := call("inspect", t.TempDir()); code != exitFailed || !strings.Contains(errs, "no segments") {
+		t.Errorf("a directory that is no trace: exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+}

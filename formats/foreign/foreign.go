@@ -257,7 +257,9 @@ func decodeAll(ctx context.Context, next formats.Decoder, in *input, s *sorter, 
 		if err == io.EOF {
 			return nil
 		}
-		r.Read++
+		if r.Read++; err == nil {
+			err = possible(x, r.Read)
+		}
 		var bad *formats.RowError
 		switch {
 		case err == nil:
@@ -284,6 +286,14 @@ func decodeAll(ctx context.Context, next formats.Decoder, in *input, s *sorter, 
 			return err
 		}
 	}
+}
+
+// possible leaves a row out, the row-th of all, whose times no clock has shown.
+func possible(x *formats.Exchange, row int64) error {
+	if err := x.Possible(); err != nil {
+		return &formats.RowError{Row: row, Reason: "broken_row", Err: err}
+	}
+	return nil
 }
 
 // decompressed takes gzip or zstd off, by content.

@@ -109,7 +109,9 @@ func readResult(ctx context.Context, next formats.Decoder, in *input, r *Report,
 		if err == io.EOF {
 			return rows, nil
 		}
-		r.Read++
+		if r.Read++; err == nil {
+			err = possible(x, r.Read)
+		}
 		var bad *formats.RowError
 		switch {
 		case err == nil:

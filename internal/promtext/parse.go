@@ -21,18 +21,31 @@ type Page struct {
 	Samples   []Sample          // in the page's order
 	Types     map[string]string // family to type, as declared: counter, gauge, histogram, summary, untyped, info, …
 	Bad       int               // lines that could not be read and were left out
+	Over      int               // samples and types beyond MaxSamples, left out
 	Truncated bool              // the last line was cut
 	EOF       bool              // an OpenMetrics page that says it is whole
 }
 
+// MaxSamples is how many samples of one page are kept, and how many types: ten times what the largest servers show. maxLabels and maxLine
+// bound one series. So a page cannot take more memory than a few times its own size, whoever made it.
+const (
+	MaxSamples = 100_000
+	maxLabels  = 128
+	maxLine    = 64 << 10
+)
+
 // Parse reads a page in the Prometheus text format or OpenMetrics (https://prometheus.io/docs/instrumenting/exposition_formats/,
 // https://github.com/prometheus/OpenMetrics), keeping everything it can read: both line ends, names with and without _total, exemplars,
-// timestamps, unknown types, a body that was cut. It never fails; Bad and Truncated say what was left out.
+// timestamps, unknown types, a body that was cut. It never fails; Bad, Over and Truncated say what was left out.
 func Parse(body []byte) Page {
 	p := Page{Types: map[string]string{}}
 	for len(body) > 0 {
 		line, rest, whole := bytes.Cut(body, []byte("\n"))
 		body = rest
+		if len(line) > maxLine {
+			p.leave(whole)
+			continue
+		}
 		s := strings.TrimSpace(string(line)) // a carriage return goes with the spaces
 		if s == "" {
 			continue
@@ -43,15 +56,24 @@ func Parse(body []byte) Page {
 		}
 		v, ok := parseSample(s)
 		switch {
+		case ok && len(p.Samples) == MaxSamples:
+			p.Over++
 		case ok:
 			p.Samples = append(p.Samples, v)
-		case !whole:
-			p.Truncated = true
 		default:
-			p.Bad++
+			p.leave(whole)
 		}
 	}
 	return p
+}
+
+// leave counts a line that cannot be read.
+func (p *Page) leave(whole bool) {
+	if whole {
+		p.Bad++
+	} else {
+		p.Truncated = true
+	}
 }
 
 func (p *Page) comment(s string) {
@@ -60,6 +82,10 @@ func (p *Page) comment(s string) {
 	case len(f) == 1 && f[0] == "EOF":
 		p.EOF = true
 	case len(f) >= 3 && f[0] == "TYPE":
+		if _, known := p.Types[f[1]]; !known && len(p.Types) == MaxSamples {
+			p.Over++
+			return
+		}
 		p.Types[f[1]] = f[2]
 	}
 }
@@ -170,6 +196,9 @@ func parseLabels(s string) (labels, name, rest string, ok bool) {
 		}
 		raw, after, found := quotedRaw(s)
 		if !found {
+			return "", "", "", false
+		}
+		if len(pairs) == maxLabels {
 			return "", "", "", false
 		}
 		pair := key + "=" + raw

@@ -1,9 +1,12 @@
 package promtext
 
 import (
+	"bytes"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -127,4 +130,38 @@ func FuzzParse(f *testing.F) {
 			s.Bucket()
 		}
 	})
+}
+
+// TestHugePage: whatever a page of 16 MiB holds, reading it takes a few times its size at most, and what was left out is counted.
+func TestHugePage(t *testing.T) {
+	fill := func(line func(i int) string) []byte {
+		var b bytes.Buffer
+		for i := 0; b.Len() < maxPage; i++ {
+			b.WriteString(line(i))
+		}
+		return b.Bytes()[:maxPage]
+	}
+	for name, c := range map[string]struct {
+		line func(i int) string
+		ok   func(p Page) bool
+	}{
+		"short samples": {func(i int) string { return "a 1\n" }, func(p Page) bool { return len(p.Samples) == MaxSamples && p.Over == maxPage/4-MaxSamples }},
+		"series":        {func(i int) string { return fmt.Sprintf("m{n=\"%d\"} 1\n", i) }, func(p Page) bool { return len(p.Samples) == MaxSamples && p.Over > 900_000 }},
+		"types":         {func(i int) string { return fmt.Sprintf("# TYPE m%d gauge\n", i) }, func(p Page) bool { return len(p.Types) == MaxSamples && p.Over > 500_000 }},
+		"labels":        {func(i int) string { return map[bool]string{true: "m{", false: `a="",`}[i == 0] }, func(p Page) bool { return len(p.Samples) == 0 && p.Truncated }},
+		"many labels":   {func(i int) string { return "m{" + strings.Repeat(`a="",`, 1000) + "} 1\n" }, func(p Page) bool { return len(p.Samples) == 0 && p.Bad > 3000 }},
+		"long values":   {func(i int) string { return `m{a="` + strings.Repeat("x", 60_000) + "\"} 1\n" }, func(p Page) bool { return len(p.Samples) > 250 && p.Over == 0 }},
+	} {
+		body := fill(c.line)
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		p := Parse(body)
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		if held := int64(after.HeapAlloc) - int64(before.HeapAlloc); !c.ok(p) || held > 3*maxPage {
+			t.Errorf("%s: %d samples, %d types, %d bad, %d over, truncated %t, %d bytes held", name, len(p.Samples), len(p.Types), p.Bad, p.Over, p.Truncated, held)
+		}
+		runtime.KeepAlive(p)
+	}
 }

@@ -35,6 +35,7 @@ type WatchStats struct {
 	Failed    int64    // not answered, or not with a page
 	Series    int64    // samples written
 	Bad       int64    // lines of pages that could not be read
+	Over      int64    // samples and types beyond MaxSamples of their page, left out
 	Truncated int64    // pages that were cut
 	Resets    int64    // counters that started anew: the server was restarted
 	Dialects  []string // per endpoint: the servers found on its page, "" where none is known
@@ -66,6 +67,7 @@ func Watch(ctx context.Context, endpoints []Endpoint, every time.Duration, sink 
 		sum.Failed += s.Failed
 		sum.Series += s.Series
 		sum.Bad += s.Bad
+		sum.Over += s.Over
 		sum.Truncated += s.Truncated
 		sum.Resets += int64(watchers[i].tracker.Resets)
 		sum.Dialects = append(sum.Dialects, watchers[i].dialect)
@@ -158,6 +160,7 @@ func (w *watcher) scrape(ctx context.Context, buckets bool) []formats.ServerSamp
 	} else {
 		page := Parse(body)
 		w.stats.Bad += int64(page.Bad)
+		w.stats.Over += int64(page.Over)
 		if page.Truncated || err != nil {
 			w.stats.Truncated++
 		}
