@@ -19,6 +19,9 @@ type packet struct {
 	orig  int    // bytes on the wire; more than len(data) where the snap length cut it
 	link  uint32 // link type, as in pcap's LINKTYPE_ registry
 	iface uint32
+
+	step    int64 // by how much the clock was set before this packet; 0: it was not
+	untimed bool  // its own time was wrong, at is that of the packets before it
 }
 
 // maxRecord bounds one record of a capture file: 4 MiB is sixteen times the largest frame that Linux hands out.
@@ -336,12 +339,18 @@ func resolution(v byte) (units uint64, bad bool) {
 	return units, false
 }
 
-// nanos turns a count of units into nanoseconds since 1970, exactly, rounded down.
-func (i *ngInterface) nanos(ts uint64) int64 {
+// A packet's time lies between 140 years before and after 1970: what is computed of it must not overflow.
+const farthest = 140 * 365 * 24 * 3600
+
+// nanos turns a count of units into nanoseconds since 1970, exactly, rounded down; ok is false where no clock has shown such a time.
+func (i *ngInterface) nanos(ts uint64) (at int64, ok bool) {
 	sec, rest := ts/i.units, ts%i.units
+	if sec > 2*farthest || i.offset > farthest || i.offset < -2*farthest || int64(sec)+i.offset > farthest || int64(sec)+i.offset < -farthest {
+		return 0, false
+	}
 	hi, lo := bits.Mul64(rest, 1e9)
 	ns, _ := bits.Div64(hi, lo, i.units) // rest < units, so hi < units
-	return (int64(sec)+i.offset)*1e9 + int64(ns)
+	return (int64(sec)+i.offset)*1e9 + int64(ns), true
 }
 
 // ngPacket reads a packet block; false where its interface is not usable.
@@ -393,7 +402,11 @@ func (c *captureReader) ngPacket(kind uint32, b []byte, p *packet) (bool, error)
 		return false, nil
 	}
 	i := &c.ifaces[iface]
-	*p = packet{data: b[:n], at: i.nanos(ts), orig: int(max(orig, n)), link: i.link, iface: c.base + iface}
+	at, ok := i.nanos(ts)
+	if !ok {
+		return false, nil
+	}
+	*p = packet{data: b[:n], at: at, orig: int(max(orig, n)), link: i.link, iface: c.base + iface}
 	return true, nil
 }
 

@@ -27,9 +27,11 @@ type segment struct {
 	ack     uint32
 	flags   byte
 	ipID    uint32
+	ttl     uint8 // or hop limit
 	payload []byte
 	cut     int // payload bytes that the snap length left out
 	at      int64
+	untimed bool // at is that of the packets before it: its own was wrong
 }
 
 const (
@@ -84,7 +86,7 @@ const (
 
 // decode fills s from a frame.
 func (d *decoder) decode(p *packet, s *segment) verdict {
-	*s = segment{at: p.at, out: outer{iface: p.iface}}
+	*s = segment{at: p.at, untimed: p.untimed, out: outer{iface: p.iface}}
 	b := p.data
 	missing := p.orig - len(b)
 	d.depth = 0
@@ -189,7 +191,7 @@ func (d *decoder) ip4(b []byte, missing int, s *segment) verdict {
 	src[10], src[11], dst[10], dst[11] = 0xff, 0xff, 0xff, 0xff
 	copy(src[12:], b[12:16])
 	copy(dst[12:], b[16:20])
-	s.ipID = uint32(binary.BigEndian.Uint16(b[4:])) | 1<<16
+	s.ipID, s.ttl = uint32(binary.BigEndian.Uint16(b[4:]))|1<<16, b[8]
 	proto := b[9]
 	if off := binary.BigEndian.Uint16(b[6:]); off&0x3fff != 0 {
 		whole, ok := d.frags.add4(b, head, missing, src, dst, s)
@@ -220,6 +222,7 @@ func (d *decoder) ip6(b []byte, missing int, s *segment) verdict {
 	var src, dst addr
 	copy(src[:], b[8:24])
 	copy(dst[:], b[24:40])
+	s.ttl = b[7]
 	next, rest := b[6], b[40:]
 	for range 16 {
 		switch next {

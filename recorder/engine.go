@@ -2,6 +2,7 @@ package recorder
 
 import (
 	"cmp"
+	"hash/maphash"
 	"net/netip"
 	"slices"
 
@@ -33,6 +34,9 @@ type engine struct {
 	newest    *exchange
 	stats     SourceStats
 	recent    *conn
+	pairs     map[uint64]*conn // by both initial sequence numbers: see translation
+	joined    [1024]joined     // the last segments of connections joined in the middle
+	sums      maphash.Seed
 }
 
 type engineOptions struct {
@@ -44,7 +48,7 @@ type engineOptions struct {
 }
 
 func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*formats.Exchange)) *engine {
-	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, ratios: ratios{}, stats: newSourceStats()}
+	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, ratios: ratios{}, stats: newSourceStats(), pairs: map[uint64]*conn{}, sums: maphash.MakeSeed()}
 	if e.o.talks == nil {
 		e.o.talks = newSessions()
 	}
@@ -59,6 +63,9 @@ func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*
 func (e *engine) packet(p *packet) {
 	e.stats.Packets++
 	e.stats.Bytes += int64(len(p.data))
+	if p.step != 0 {
+		e.stepped(p.step)
+	}
 	s := &e.seg
 	switch e.dec.decode(p, s) {
 	case notTCP:
@@ -81,6 +88,9 @@ func (e *engine) packet(p *packet) {
 	c := e.find(s)
 	if c == nil {
 		return
+	}
+	if len(s.payload) > 0 && (c.nat.fresh || !c.syn && c.nat.early < joinedSegments) {
+		c = e.translated(c, s)
 	}
 	c.segment(e, s)
 	if e.heldBytes > e.o.MaxHeld {
@@ -105,6 +115,12 @@ func (e *engine) find(s *segment) *conn {
 			if c.mine(s) != mine {
 				continue
 			}
+			if c.nat.of != nil {
+				if p := e.original(c, s); p != nil {
+					return p
+				}
+				continue
+			}
 			switch c.relation(s) {
 			case same:
 				e.recent = c
@@ -117,7 +133,12 @@ func (e *engine) find(s *segment) *conn {
 	if len(s.payload)+s.cut == 0 && s.flags&tcpSYN == 0 {
 		return nil
 	}
-	c := &conn{key: s.flow, out: s.out, client: -1, syn: s.flags&tcpSYN != 0, last: s.at, next: e.conns[s.flow]}
+	if s.flags&tcpSYN == 0 {
+		if p := e.rejoined(s); p != nil {
+			return p
+		}
+	}
+	c := &conn{key: s.flow, out: s.out, client: -1, syn: s.flags&tcpSYN != 0, nat: translation{fresh: s.flags&tcpSYN != 0}, last: s.at, next: e.conns[s.flow]}
 	if s.flags&tcpSYN != 0 {
 		c.client = s.from
 		if s.flags&tcpACK != 0 {
@@ -220,6 +241,16 @@ func (c *conn) view(s *segment, known bool) {
 
 // retire ends a connection and forgets it.
 func (e *engine) retire(c *conn) {
+	if c.nat.gone {
+		return
+	}
+	c.nat.gone = true
+	if e.pairs[c.nat.pair] == c {
+		delete(e.pairs, c.nat.pair)
+	}
+	for _, other := range c.nat.copies {
+		e.retire(other)
+	}
 	if !c.dead {
 		c.flush(e)
 		if !c.dead {
@@ -278,6 +309,9 @@ func (e *engine) sweep() {
 	var goners []*conn
 	for _, c := range e.conns {
 		for ; c != nil; c = c.next {
+			if c.nat.of != nil {
+				continue // it goes with the one that it is a sight of
+			}
 			if age := e.now - c.last; age > idle || c.dead && age > lingerDead {
 				goners = append(goners, c)
 			}
@@ -299,7 +333,7 @@ func (e *engine) evict(except *conn) {
 	var all []*conn
 	for _, c := range e.conns {
 		for ; c != nil; c = c.next {
-			if c != except {
+			if c != except && c.nat.of == nil {
 				all = append(all, c)
 			}
 		}

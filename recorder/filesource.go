@@ -126,7 +126,9 @@ type captureFile struct {
 	file   io.Closer
 	reader *captureReader
 	p      packet
-	err    error
+	err    error // there are no more packets
+	clock  clockGuard
+	ended  error // of the reader: packets may still wait
 }
 
 // open opens a file and reads its first packet.
@@ -149,10 +151,24 @@ func (f *Files) open(name string, index int) (*captureFile, error) {
 	return c, nil
 }
 
+// next reads the next packet whose time is decided on.
 func (c *captureFile) next() {
-	if c.err = c.reader.next(&c.p); c.err == nil {
-		c.p.iface += uint32(c.index) << 16
+	for {
+		if g := &c.clock; len(g.ready) > 0 {
+			c.p, g.ready = g.ready[0], g.ready[1:]
+			break
+		}
+		if c.ended != nil {
+			c.err = c.ended
+			return
+		}
+		if c.ended = c.reader.next(&c.p); c.ended != nil {
+			c.clock.end()
+		} else if c.clock.take(&c.p) {
+			break
+		}
 	}
+	c.p.iface += uint32(c.index) << 16
 }
 
 func (c *captureFile) close() {
@@ -213,6 +229,9 @@ func (f *Files) read(ctx context.Context, e *engine, order *arrivals) error {
 			continue
 		}
 		c := active[at]
+		if len(active) > 1 {
+			c.p.step = 0 // the others' clock was not set
+		}
 		e.packet(&c.p)
 		if c.next(); c.err != nil {
 			f.ended(e, c)
@@ -228,6 +247,14 @@ func (f *Files) ended(e *engine, c *captureFile) {
 	if r.drops > 0 {
 		e.stats.Notes["capture_drops"] += r.drops
 		f.stats.Warnings = append(f.stats.Warnings, fmt.Sprintf("%s: the capture itself dropped %d packets", name, r.drops))
+	}
+	if n := c.clock.wrong; n > 0 {
+		e.stats.Notes["packets_of_wrong_time"] += n
+		f.stats.Warnings = append(f.stats.Warnings, fmt.Sprintf("%s: %d packets whose time cannot be: they were given that of the packets before them", name, n))
+	}
+	if n := c.clock.steps; n > 0 {
+		e.stats.Notes["clock_steps"] += n
+		f.stats.Warnings = append(f.stats.Warnings, fmt.Sprintf("%s: the clock was set back %d times while it was captured", name, n))
 	}
 	if r.skipped > 0 {
 		e.stats.Notes["packets_without_time"] += r.skipped

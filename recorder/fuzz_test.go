@@ -26,10 +26,10 @@ func readAll(b []byte) (xs []*formats.Exchange, packets int) {
 	}
 	defer r.closer()
 	e := testEngine(&xs)
-	var p packet
-	for packets < 1<<16 && r.next(&p) == nil {
+	c := captureFile{reader: r}
+	for c.next(); packets < 1<<16 && c.err == nil; c.next() {
 		packets++
-		e.packet(&p)
+		e.packet(&c.p)
 	}
 	e.finish()
 	checkEmpty(e)
@@ -38,7 +38,7 @@ func readAll(b []byte) (xs []*formats.Exchange, packets int) {
 
 // checkEmpty panics where a finished engine still holds something.
 func checkEmpty(e *engine) {
-	if len(e.conns) > 0 || e.count != 0 || e.heldBytes != 0 || e.oldest != nil || e.newest != nil {
+	if len(e.conns) > 0 || len(e.pairs) > 0 || e.count != 0 || e.heldBytes != 0 || e.oldest != nil || e.newest != nil {
 		panic(fmt.Sprintf("finished engine holds %d connections (count %d), %d bytes, open exchanges %v", len(e.conns), e.count, e.heldBytes, e.oldest != nil))
 	}
 }

@@ -156,6 +156,7 @@ type liveWorker struct {
 	index  int
 	ring   *ring.Ring
 	engine *engine
+	clock  clockGuard
 	shown  time.Time
 }
 
@@ -164,11 +165,17 @@ func (w *liveWorker) run(ctx context.Context) error {
 		w.engine.finish()
 		w.show()
 	}()
+	w.clock.live = true
 	var p packet
 	take := func(q *ring.Packet) {
 		p = packet{data: q.Data, at: q.UnixNS, orig: q.Length, link: linkEthernet, iface: uint32(q.Interface)}
-		w.engine.packet(&p)
+		if w.clock.take(&p) {
+			w.engine.packet(&p)
+			return
+		}
+		w.decided()
 	}
+	defer func() { w.clock.end(); w.decided() }()
 	for {
 		n, err := w.ring.Read(ctx, readWait, take)
 		if ctx.Err() != nil {
@@ -181,7 +188,13 @@ func (w *liveWorker) run(ctx context.Context) error {
 		if n == 0 {
 			// Nothing came: no packet that is older than a block's time can still come.
 			late := 2 * max(w.l.Ring.BlockTimeout, ring.DefaultBlockTimeout)
-			w.engine.tick(time.Now().Add(-late).UnixNano())
+			now := time.Now().Add(-late)
+			step := w.clock.tick(now.UnixNano(), now)
+			w.decided()
+			if step != 0 {
+				w.engine.stepped(step)
+			}
+			w.engine.tick(now.UnixNano())
 		}
 		if time.Since(w.shown) >= publishEvery {
 			w.show()
@@ -189,10 +202,23 @@ func (w *liveWorker) run(ctx context.Context) error {
 	}
 }
 
+// decided hands on the packets whose time has been decided on.
+func (w *liveWorker) decided() {
+	for i := range w.clock.ready {
+		w.engine.packet(&w.clock.ready[i])
+	}
+	w.clock.ready = w.clock.ready[:0]
+}
+
 // show publishes the engine's counters.
 func (w *liveWorker) show() {
 	w.shown = time.Now()
 	s := merge(newSourceStats(), w.engine.stats)
+	for note, n := range map[string]int64{"clock_steps": w.clock.steps, "packets_of_wrong_time": w.clock.wrong} {
+		if n > 0 {
+			s.Notes[note] = n
+		}
+	}
 	w.l.mu.Lock()
 	defer w.l.mu.Unlock()
 	w.l.shown[w.index] = s

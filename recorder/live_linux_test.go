@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -190,7 +191,7 @@ func recordSeen(t *testing.T, h *netlab.Host, l *Live, saw func(*formats.Exchang
 	var got []*formats.Exchange
 	done := make(chan error, 1)
 	go func() {
-		done <- l.Run(ctx, Filter{Ports: []uint16{8000}}, func(x *formats.Exchange) { got = append(got, x); saw(x) })
+		done <- l.Run(ctx, Filter{Ports: []uint16{80, 8000}}, func(x *formats.Exchange) { got = append(got, x); saw(x) })
 	}()
 	f()
 	cancel()
@@ -249,6 +250,37 @@ func TestLiveBridge(t *testing.T) {
 				t.Errorf("no packet was seen twice: %+v", s)
 			}
 		})
+	}
+}
+
+// TestLiveTranslated records on all interfaces of a router that translates a service's address, as a Kubernetes node does: each connection is
+// seen with two pairs of addresses, and recorded once, with the address that answers.
+func TestLiveTranslated(t *testing.T) {
+	router, server, client := netlab.NewHost(t), netlab.NewHost(t), netlab.NewHost(t)
+	netlab.Link(router, "rs", "10.7.2.1/24", server, "vs", "10.7.2.2/24")
+	netlab.Link(router, "rc", "10.7.1.1/24", client, "vc", "10.7.1.2/24")
+	client.IP("route add default via 10.7.1.1")
+	var err error
+	router.Do(func() { err = os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
+	for _, rule := range []string{"PREROUTING -d 10.96.0.1 -p tcp --dport 80 -j DNAT --to-destination 10.7.2.2:8000", "POSTROUTING -o rs -j MASQUERADE"} {
+		if err == nil {
+			err = router.Try("iptables -w -t nat -A " + rule)
+		}
+	}
+	if err != nil {
+		t.Skipf("SKIPPED: addresses cannot be translated here (iptables): %v", err)
+	}
+	emissions := simIn(t, server, "10.7.2.2:8000")
+	got, s := recordLive(t, router, &Live{Ring: ring.Options{Interface: "any", Filter: ring.Ports(80, 8000)}}, func() { askSim(t, client, "http://10.96.0.1", 30, 20) })
+	compareLive(t, got, emissions(), 30)
+	addUp(t, s)
+	if s.Notes["translated_connections"] == 0 || s.Notes["duplicate_packets"] == 0 {
+		t.Errorf("no connection was seen twice: %+v", s)
+	}
+	for _, x := range got {
+		if x.ServerID != "10.7.2.2:8000" {
+			t.Errorf("answered by %s", x.ServerID)
+		}
 	}
 }
 

@@ -91,6 +91,8 @@ func (w *faultySegments) Begin(x *formats.Exchange) error {
 	return nil
 }
 
+func (w *faultySegments) Full() bool { return false }
+
 func (w *faultySegments) Forget(id int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -18,6 +18,7 @@ type Segments interface {
 	WriteServer([]formats.ServerSample) error
 	WriteGPU([]formats.GPUSample) error
 	Rotate() error
+	Full() bool
 	Header() *formats.Header
 	Close() error
 }
@@ -50,6 +51,7 @@ type Spool struct {
 	last    int64
 	errs    []string // distinct errors of the writer, for the user
 	writer  error    // that ended the writer; nil while it works
+	full    bool     // the disk is: the writer lives, and takes nothing
 
 	// The writing goroutine's own.
 	w      Segments
@@ -227,6 +229,7 @@ func (s *Spool) run() {
 }
 
 func (s *Spool) take(q spooled) {
+	defer s.room()
 	if s.w == nil && !s.reopen() {
 		switch q.kind {
 		case spoolEmit:
@@ -336,16 +339,29 @@ func (s *Spool) reopen() bool {
 	return true
 }
 
-// look brings the open segment's counters up to date, and closes it if it is old enough, now and then.
+// look brings the open segment's counters up to date, closes it if it is old enough, and tries a writer that failed again, now and then:
+// the recorder recovers without an exchange that asks it to.
 func (s *Spool) look() {
-	if s.w == nil || time.Since(s.looked) < s.o.Every {
+	if time.Since(s.looked) < s.o.Every {
 		return
 	}
 	s.looked = time.Now()
+	if s.w == nil && !s.reopen() {
+		return
+	}
 	s.w.Header().Counters = minus(s.Stats().Counters, s.base)
 	if err := s.w.Rotate(); err != nil {
 		s.failed(err)
 	}
+	s.room()
+}
+
+// room notes whether the disk has any.
+func (s *Spool) room() {
+	full := s.w != nil && s.w.Full()
+	s.mu.Lock()
+	s.full = full
+	s.mu.Unlock()
 }
 
 func (s *Spool) finish() {
@@ -383,10 +399,14 @@ func (s *Spool) Stats() Stats {
 	return Stats{Counters: s.counters(src), Packets: src.Packets, Bytes: src.Bytes, First: s.first, Last: s.last, Warnings: append(src.Warnings, s.errs...)}
 }
 
-// Backlog returns the bytes of the exchanges that wait, and the error for which nothing is written now, or nil.
+// Backlog returns the bytes of the exchanges that wait, and the error for which nothing is written now: formats.ErrFull while the disk is
+// full, what ended the writer until another could be opened, nil while exchanges are written.
 func (s *Spool) Backlog() (bytes int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.writer == nil && s.full {
+		return s.bytes, formats.ErrFull
+	}
 	return s.bytes, s.writer
 }
 

@@ -2,6 +2,9 @@ package recorder
 
 import (
 	"errors"
+	"fmt"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +18,7 @@ type rowSegments struct {
 	failAt    int
 	begun     map[int64]bool
 	closed    bool
+	full      bool
 	samples   int
 	sampleErr error
 	h         formats.Header
@@ -28,7 +32,11 @@ func (w *rowSegments) Begin(x *formats.Exchange) error {
 	return nil
 }
 func (w *rowSegments) Forget(id int64) error { delete(w.begun, id); return nil }
+func (w *rowSegments) Full() bool            { return w.full }
 func (w *rowSegments) Write(x *formats.Exchange) error {
+	if w.full {
+		return fmt.Errorf("write: %w", formats.ErrFull)
+	}
 	if w.failAt > 0 && len(w.rows) == w.failAt-1 {
 		return errors.New("input/output error")
 	}
@@ -92,6 +100,50 @@ func TestSpoolReopens(t *testing.T) {
 		}
 		if c := second.h.Counters; c.Written != 3 || c.Dropped != 3 || c.Filtered != 0 || c.Seen != 6 {
 			t.Errorf("the second header accounts for %+v", c)
+		}
+	})
+}
+
+// TestHealthFollowsTheDisk: /healthz and /metrics say that nothing is recorded while the disk is full or the writer failed, and say so no
+// longer as soon as it works again, whether or not an exchange comes.
+func TestHealthFollowsTheDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second := &rowSegments{failAt: 3, begun: map[int64]bool{}}, &rowSegments{begun: map[int64]bool{}}
+		s := NewSpool(first, nil, SpoolOptions{RetryEvery: time.Second, Reopen: func() (Segments, error) { return second, nil }})
+		m := &Monitor{Stats: s.Stats, Backlog: s.Backlog}
+		says := func(when, health, writing string) {
+			t.Helper()
+			synctest.Wait()
+			r := httptest.NewRecorder()
+			m.ServeHTTP(r, httptest.NewRequest("GET", "/healthz", nil))
+			if r.Code != 200 || r.Body.String() != health+"\n" {
+				t.Errorf("%s: healthz says %d %q", when, r.Code, r.Body)
+			}
+			r = httptest.NewRecorder()
+			m.ServeHTTP(r, httptest.NewRequest("GET", "/metrics", nil))
+			if !strings.Contains(r.Body.String(), "\nshadowtape_writing "+writing+"\n") {
+				t.Errorf("%s: shadowtape_writing is not %s", when, writing)
+			}
+		}
+		s.Emit(&formats.Exchange{ArrivalUnixNS: 1})
+		says("at first", "ok", "1")
+		first.full = true
+		s.Emit(&formats.Exchange{ArrivalUnixNS: 2})
+		says("on a full disk", "alive, not recording: the disk is full", "0")
+		first.full = false
+		time.Sleep(time.Second)
+		says("with room again, and no traffic", "ok", "1")
+		s.Emit(&formats.Exchange{ArrivalUnixNS: 3})
+		s.Emit(&formats.Exchange{ArrivalUnixNS: 4})
+		says("after an error of the disk", "alive, not recording: input/output error", "0")
+		time.Sleep(1500 * time.Millisecond)
+		says("after the next try, and no traffic", "ok", "1")
+		s.Emit(&formats.Exchange{ArrivalUnixNS: 5})
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if st := s.Stats(); len(first.rows) != 2 || len(second.rows) != 1 || st.Reasons["dropped_disk_full"] != 1 || st.Reasons["dropped_writer_failed"] != 1 {
+			t.Errorf("%v %v %+v", first.rows, second.rows, st.Counters)
 		}
 	})
 }

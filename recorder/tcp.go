@@ -25,6 +25,8 @@ type conn struct {
 	next   *conn
 	queued bool // on the engine's list of connections that wait
 
+	nat translation
+
 	unacked []finished // exchanges that are over, but for the client's word that it has them
 }
 
@@ -112,6 +114,9 @@ func (c *conn) segment(e *engine, s *segment) {
 			me.known, me.next = true, seq+1
 		}
 		me.isn, me.hasISN = seq, true
+		if s.flags&tcpACK != 0 && c.nat.synAck == 0 {
+			c.nat.synAck = s.at
+		}
 		if s.flags&tcpACK != 0 && !peer.known { // the SYN was lost, but this answers it
 			peer.known, peer.next, peer.isn, peer.hasISN = true, s.ack, s.ack-1, true
 		}
@@ -132,6 +137,9 @@ func (c *conn) segment(e *engine, s *segment) {
 		if s.flags&tcpACK != 0 && peer.known && diff(s.ack, peer.next) > 0 && diff(s.ack, peer.next) < maxJump {
 			c.resets[1-s.from], c.has[1-s.from] = s.ack, true
 		}
+	}
+	if s.untimed && s.flags&(tcpFIN|tcpRST) != 0 && c.dlg != nil {
+		c.dlg.doubt(fromServer)
 	}
 	if len(c.unacked) > 0 {
 		c.release(e, false)
@@ -154,6 +162,9 @@ func (c *conn) payload(e *engine, s *segment, me, peer *half, seq uint32) {
 	}
 	dup := me.saw(s, seq)
 	data, flags := s.payload, int32(0)
+	if s.untimed {
+		flags = formats.FlagGap
+	}
 	if d := diff(me.next, seq); d > 0 { // begins before what was delivered
 		if d >= int64(len(data)+s.cut) {
 			switch {
@@ -166,7 +177,7 @@ func (c *conn) payload(e *engine, s *segment, me, peer *half, seq uint32) {
 			return
 		}
 		c.repeated(e, s.from, seq)
-		flags = formats.FlagRetransmit
+		flags |= formats.FlagRetransmit
 		if d >= int64(len(data)) {
 			s.cut -= int(d) - len(data)
 			data = nil
@@ -202,6 +213,7 @@ func (c *conn) deliver(e *engine, from int, data []byte, cut int, at int64, flag
 	h.holeAt = 0
 	h.next += uint32(len(data) + cut)
 	h.total += int64(len(data) + cut)
+	untimed := flags&formats.FlagGap != 0
 	if h.gapNext {
 		flags |= formats.FlagGap
 		h.gapNext = false
@@ -219,6 +231,9 @@ func (c *conn) deliver(e *engine, from int, data []byte, cut int, at int64, flag
 			c.dlg.marks.add(c.dlg, h.next-uint32(len(data)+cut), h.next)
 		}
 		c.dlg.data(dir, data, h.at, flags)
+		if untimed {
+			c.dlg.doubt(dir)
+		}
 	}
 	if cut > 0 {
 		c.dlg.gap(dir, int64(cut), true)

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -51,6 +52,19 @@ func TestFullDisk(t *testing.T) {
 		}
 		t.Fatalf("%s: not within 30 s", what)
 	}
+	// health is what /healthz says; it never fails, or what stands in the traffic would be restarted.
+	health := func() string {
+		resp, err := http.Get("http://" + ops + "/healthz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatal(resp.Status, err)
+		}
+		return string(b)
+	}
 	sent := 0
 	send := func(n int) {
 		for range n {
@@ -78,9 +92,13 @@ func TestFullDisk(t *testing.T) {
 	f.Close()
 	send(200)
 	until("drop requests", func() bool { return counter("shadowtape_exchanges_seen_total") == sent })
+	if h := health(); !strings.Contains(h, "not recording") || counter("shadowtape_writing") != 0 {
+		t.Errorf("while the disk is full it says %q", h)
+	}
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
+	until("say that it records again, without traffic", func() bool { return health() == "ok\n" && counter("shadowtape_writing") == 1 })
 	full := counter("shadowtape_exchanges_written_total")
 	until("write again", func() bool { // it looks again once a second
 		send(1)

@@ -75,11 +75,15 @@ func (h *Host) IP(lines ...string) {
 }
 
 // TryIP is IP that reports a failure.
-func (h *Host) TryIP(line string) (err error) {
+func (h *Host) TryIP(line string) error { return h.Try("ip " + line) }
+
+// Try runs a command in the namespace and reports a failure.
+func (h *Host) Try(line string) (err error) {
 	h.Do(func() {
-		out, e := exec.Command("ip", strings.Fields(line)...).CombinedOutput()
+		words := strings.Fields(line)
+		out, e := exec.Command(words[0], words[1:]...).CombinedOutput()
 		if e != nil {
-			err = fmt.Errorf("ip %s: %w: %s", line, e, strings.TrimSpace(string(out)))
+			err = fmt.Errorf("%s: %w: %s", line, e, strings.TrimSpace(string(out)))
 		}
 	})
 	return err
