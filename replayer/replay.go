@@ -40,8 +40,8 @@ var errDone = errors.New("the run is over")
 type job struct {
 	due   time.Duration
 	live  *Live // the counters it belongs to
-	id    loopID
-	after Arrival // its After, Think and NotBefore
+	id    schedule.ID
+	after Arrival // its At, After, Think and NotBefore
 	x     *formats.Exchange
 	asked asked
 	abort client.Cut
@@ -72,7 +72,7 @@ type replay struct {
 	inFlight sync.WaitGroup
 	out      rowQueue
 	warm     *warmer
-	turns    *turns
+	turns    *schedule.Turns[*job]
 	overlap  overlap
 	steady   Course
 	lastDue  atomic.Int64
@@ -93,7 +93,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *client.Client, dst S
 	o.defaults(c)
 	r := &replay{o: o, c: c, p: p, live: o.Live, started: make(chan struct{}), order: make(chan *job, o.AheadCount), work: make(chan *job, o.AheadCount)}
 	r.freed = sync.NewCond(&r.budget)
-	r.warm, r.turns = &warmer{pools: c.Targets()}, newTurns()
+	r.warm, r.turns = &warmer{pools: c.Targets()}, schedule.NewTurns[*job]()
 	r.stats.Errors, r.stats.Dropped = map[string]int64{}, map[string]int64{}
 	r.stats.Quality.limit()
 	parent := ctx
@@ -215,10 +215,10 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 		}
 		index++
 		if r.o.Turns {
-			j.id = loopID{a.Loop, uint64(a.Exchange.ExchangeID)}
-			r.turns.expect(j.id)
+			j.id = schedule.IDOf(a)
+			r.turns.Expect(j.id)
 			if a.After != 0 {
-				j.after = Arrival{After: a.After, Think: a.Think, NotBefore: a.NotBefore}
+				j.after = Arrival{At: a.At, After: a.After, Think: a.Think, NotBefore: a.NotBefore}
 			}
 		}
 		if !r.take(ctx, j.cost) {
@@ -339,7 +339,7 @@ func (r *replay) dispatch(ctx context.Context, first *job) bool {
 	defer runtime.UnlockOSThread()
 	for j := first; j != nil; j = <-r.order {
 		if j.after.After != 0 {
-			if end, held := r.turns.hold(loopID{j.id.loop, j.after.After}, j); !held {
+			if end, held := r.turns.Hold(schedule.ID{Loop: j.id.Loop, Exchange: j.after.After}, j); !held {
 				r.release(ctx, j, end)
 			}
 			continue
@@ -369,11 +369,7 @@ func (r *replay) launch(ctx context.Context, j *job) {
 
 // release launches a job whose turn it is: the exchange before it ended at end.
 func (r *replay) release(ctx context.Context, j *job, end int64) {
-	due := time.Duration(end) + j.after.Think
-	if j.after.NotBefore {
-		due = max(due, j.due)
-	}
-	j.due = due
+	j.due = time.Duration(j.after.Due(end))
 	r.inFlight.Add(1) // the run is not over while turns are to come
 	go func() {
 		defer r.inFlight.Done()
@@ -392,7 +388,7 @@ func (r *replay) ended(ctx context.Context, j *job) {
 		return
 	}
 	at := r.clk.Now()
-	for _, next := range r.turns.end(j.id, at) {
+	for _, next := range r.turns.End(j.id, at) {
 		r.release(ctx, next, at)
 	}
 }
@@ -401,7 +397,7 @@ func (r *replay) ended(ctx context.Context, j *job) {
 func (r *replay) discard(j *job) {
 	r.give(j.cost)
 	if r.o.Turns {
-		for _, next := range r.turns.end(j.id, r.clk.Now()) {
+		for _, next := range r.turns.End(j.id, r.clk.Now()) {
 			r.discard(next)
 		}
 	}
@@ -513,7 +509,7 @@ func (r *replay) wait(ctx context.Context) bool {
 		case <-idle:
 			return false
 		case <-t.C:
-			if !r.turns.pending() {
+			if r.turns.Waiting() == 0 {
 				return false
 			}
 			t.Reset(r.o.Drain)

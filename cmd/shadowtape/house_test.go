@@ -22,6 +22,7 @@ var layers = map[string][]string{
 	"replayer":            {"formats", "internal"},
 	"analyzer":            {"formats", "internal"},
 	"internal":            {"formats", "internal"},
+	"internal/virtual":    {"formats", "internal", "replayer/schedule"}, // one schedule for replays and simulations
 	"internal/experiment": {"formats", "internal", "replayer", "analyzer"},
 	"cmd":                 {"formats", "internal", "recorder", "replayer", "analyzer"},
 }

@@ -20,12 +20,10 @@ import (
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/term"
-	"github.com/shadowtape/shadowtape/internal/workload"
 	"github.com/shadowtape/shadowtape/replayer"
 	"github.com/shadowtape/shadowtape/replayer/client"
 	"github.com/shadowtape/shadowtape/replayer/job"
 	"github.com/shadowtape/shadowtape/replayer/prompt"
-	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // longRun is the plan's length from which a replay wants an explicit --duration.
@@ -36,18 +34,14 @@ type replayFlags struct {
 	out, model, endpoint, dialect, label, keyEnv string
 	outputs, sampling, clock                     string
 	targets, headers, metrics, gpuMetrics        []string
-	window, spread, tenant, onlyModel            string
-	sessions, warmup, aborts, config             string
+	warmup, aborts, config                       string
 	prompts, bodies, balance, proxy, caCert      string
-	thin                                         []string
-	speed, rate                                  float64
-	duration, timeout, scrape, preroll           time.Duration
-	ramp, think, cooldown, saturate              time.Duration
-	loop, users                                  int
-	maxRequests, seed                            int64
+	timeout, scrape, cooldown, saturate          time.Duration
+	seed                                         int64
 	maxInFlight                                  int
 	force, allowInvalid, keepCache, insecure     bool
 	deploy                                       deployFlags
+	scheduleFlags
 }
 
 func replayCommand(a *app) *cobra.Command {
@@ -91,17 +85,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringArrayVar(&o.headers, "header", nil, "header to send with every request, as `Name: value`; values are not written down")
 	f.StringVar(&o.keyEnv, "api-key-env", "", "environment `variable` that holds the API key; the key is not written down")
 	f.StringVar(&o.dialect, "dialect", "", "what the server understands beyond the OpenAI API: "+strings.Join(prompt.DialectNames(), ", ")+" (default: detected)")
-	f.Float64Var(&o.speed, "speed", 1, "play so many times as fast")
-	f.Float64Var(&o.rate, "rate", 0, "scale time to this many requests a second on average, instead of --speed")
-	f.StringVar(&o.window, "window", "", "replay only this part of the trace, as `FROM..TO` from its start, such as 10m..40m")
-	f.DurationVar(&o.preroll, "preroll", 0, "replay so much of the trace before the window as warm-up, and keep the cache it leaves")
-	f.IntVar(&o.loop, "loop", 1, "play the trace so many times; 0: until --duration or --max-requests")
-	f.StringArrayVar(&o.thin, "thin", nil, "replay a `share` of the sessions, such as 0.1, or one server's share, as server=ID")
-	f.StringVar(&o.tenant, "tenant", "", "replay only this tenant_id (16 hex digits)")
-	f.StringVar(&o.onlyModel, "only-model", "", "replay only requests for this recorded model")
-	f.StringVar(&o.spread, "spread", "none", "uniform: spread arrivals within the ticks of a coarse clock; none: leave them")
-	f.DurationVar(&o.duration, "duration", 0, "end after this time of the replay (default: the whole trace)")
-	f.Int64Var(&o.maxRequests, "max-requests", 0, "end after so many requests (default: all)")
+	o.scheduleFlags.register(f, "replay")
 	f.IntVar(&o.maxInFlight, "max-in-flight", 100_000, "requests in flight past which arrivals are dropped and counted")
 	f.DurationVar(&o.timeout, "request-timeout", 10*time.Minute, "give a request up after this time")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the prompts: another seed, other text")
@@ -114,10 +98,6 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.proxy, "proxy", "", "`URL` of an HTTP proxy in front of the targets (default: none; the environment is not asked)")
 	f.StringVar(&o.caCert, "ca-cert", "", "`file` of certificates (PEM) to trust instead of the system's")
 	f.BoolVar(&o.insecure, "insecure", false, "do not check the target's certificate")
-	f.StringVar(&o.sessions, "sessions", "absolute", "absolute: turns at their recorded times; think-time: after the previous answer and the recorded think time")
-	f.IntVar(&o.users, "users", 0, "closed loop: so many users send one request after the other, whatever the recorded times")
-	f.DurationVar(&o.ramp, "ramp", 0, "over which the users begin")
-	f.DurationVar(&o.think, "think", 0, "between an answer and the user's next request")
 	f.StringVar(&o.warmup, "warmup", "", "requests, or `time`, of warm-up with other prompts before the schedule")
 	f.DurationVar(&o.cooldown, "cooldown", 0, "end of the schedule that is sent but not measured")
 	f.DurationVar(&o.saturate, "saturate", 0, "after the schedule, look this long for the throughput that more users do not raise")
@@ -147,7 +127,7 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 		return usageError(err, "shadowtape replay --help")
 	}
 	if strings.HasSuffix(where, ".json") {
-		in, err := openRequests(where, workload.Options{Seed: uint64(o.seed), Rate: o.rate, Seconds: o.duration.Seconds() * o.speed, Requests: o.maxRequests})
+		in, err := openRequests(where, o.generate(uint64(o.seed)))
 		if err != nil {
 			return err
 		}
@@ -320,61 +300,6 @@ func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error
 	}
 	jo.Command = commandLine(c, where)
 	return jo, nil
-}
-
-// selection is which part of the trace is replayed.
-func (o replayFlags) selection(c *cobra.Command) (schedule.Selection, error) {
-	sel := schedule.Selection{Tenant: o.tenant, Model: o.onlyModel, Preroll: o.preroll, Loops: o.loop, Rate: o.rate, Duration: o.duration, MaxRequests: o.maxRequests}
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if !(o.speed > 0) {
-		bad("--speed %v is not positive", o.speed)
-	}
-	if sel.Speed = o.speed; o.rate > 0 && !c.Flags().Changed("speed") {
-		sel.Speed = 0
-	}
-	if o.loop == 0 || o.users > 0 && !c.Flags().Changed("loop") && (o.duration > 0 || o.maxRequests > 0) {
-		sel.Loops = -1 // users go on until they are told to stop
-	}
-	switch o.sessions {
-	case "absolute":
-	case "think-time":
-		sel.ThinkTime = true
-	default:
-		bad("--sessions is absolute or think-time, not %q", o.sessions)
-	}
-	if o.loop < 0 {
-		bad("--loop %d is negative", o.loop)
-	}
-	if o.spread != "uniform" && o.spread != "none" {
-		bad("--spread is uniform or none, not %q", o.spread)
-	}
-	if o.window != "" {
-		from, to, ok := strings.Cut(o.window, "..")
-		var err1, err2 error
-		if from != "" {
-			sel.From, err1 = time.ParseDuration(from)
-		}
-		if to != "" {
-			sel.To, err2 = time.ParseDuration(to)
-		}
-		if !ok || err1 != nil || err2 != nil {
-			bad("--window wants FROM..TO, such as 10m..40m, not %q", o.window)
-		}
-	}
-	for _, t := range o.thin {
-		if id, ok := strings.CutPrefix(t, "server="); ok {
-			sel.Server = id
-			continue
-		}
-		v, err := strconv.ParseFloat(t, 64)
-		if err != nil || !(v > 0 && v <= 1) {
-			bad("--thin wants a share above 0 and up to 1, or server=ID, not %q", t)
-			continue
-		}
-		sel.Thin = v
-	}
-	return sel, errors.Join(errors.Join(errs...), sel.Validate())
 }
 
 // commandLine is what was called, with the values of headers left out.

@@ -21,6 +21,7 @@ import (
 	"github.com/shadowtape/shadowtape/internal/sim"
 	"github.com/shadowtape/shadowtape/internal/virtual"
 	"github.com/shadowtape/shadowtape/internal/workload"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // simulateFlags are the flags of simulate as given.
@@ -28,10 +29,9 @@ type simulateFlags struct {
 	engineFlags
 	out, label, route, states string
 	replicas                  int
-	speed                     float64
-	duration, sample          time.Duration
-	maxRequests               int64
+	sample                    time.Duration
 	force                     bool
+	scheduleFlags
 }
 
 func simulateCommand(a *app) *cobra.Command {
@@ -56,13 +56,12 @@ replay's. The same seed gives the same run.`,
 	f.add(fs)
 	fs.IntVar(&f.replicas, "replicas", 1, "servers")
 	fs.StringVar(&f.route, "route", string(virtual.RoundRobin), fmt.Sprintf("how requests are dealt out: %v", virtual.Routes()))
-	fs.Float64Var(&f.speed, "speed", 1, "play so many times as fast")
-	fs.DurationVar(&f.duration, "duration", 0, "end arrivals after this time (default: the whole trace)")
-	fs.Int64Var(&f.maxRequests, "max-requests", 0, "end after so many requests (default: all)")
+	f.register(fs, "play")
 	fs.DurationVar(&f.sample, "sample", time.Second, "virtual time between samples of the servers' metrics; 0: none")
 	groupFlags(c,
 		flagGroup{"Servers", []string{"profile", "replicas", "route", "pages", "block-size", "max-num-seqs", "token-budget", "slowdown", "noise", "seed"}},
-		flagGroup{"Load", []string{"speed", "duration", "max-requests"}},
+		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
+		flagGroup{"Sessions and users", []string{"sessions", "users", "ramp", "think"}},
 		flagGroup{"Result", []string{"output", "force", "label", "sample", "state-log"}},
 	)
 	return c
@@ -77,20 +76,26 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	if f.out == "" {
 		return usageError(errors.New("-o is missing"), "shadowtape simulate --help")
 	}
-	if !(f.speed > 0) {
-		return usageError(fmt.Errorf("--speed %v is not positive", f.speed), "")
-	}
-	o := virtual.Options{Profile: p, Replicas: f.replicas, Route: virtual.Route(f.route), Seed: f.seed, Slowdown: slow, Noise: noise,
-		Speed: f.speed, Duration: f.duration, MaxRequests: f.maxRequests, Sample: f.sample}
-	if err := o.Validate(); err != nil {
+	sel, err := f.selection(c)
+	o := virtual.Options{Profile: p, Replicas: f.replicas, Route: virtual.Route(f.route), Seed: f.seed, Slowdown: slow, Noise: noise, Sample: f.sample,
+		Turns: sel.ThinkTime, Users: f.users, Ramp: f.ramp, Think: f.think, End: f.duration}
+	if err := errors.Join(err, o.Validate()); err != nil {
 		return usageError(err, "shadowtape simulate --help")
 	}
-	in, err := openRequests(where, workload.Options{Seed: f.seed, Seconds: f.duration.Seconds() * f.speed, Requests: f.maxRequests})
+	in, err := openRequests(where, f.generate(f.seed))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, in.close()) }()
 	o.Header = in.header
+	sel.Seed = int64(f.seed)
+	if f.users > 0 {
+		sel.Duration = 0 // ends the users, not the requests that they take from
+	}
+	arrivals, speed, err := in.schedule(&sel, f.spread == "uniform")
+	if err != nil {
+		return err
+	}
 	if err := clearRun(f.out, f.force); err != nil {
 		return err
 	}
@@ -100,8 +105,11 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	}
 	m := formats.Manifest{Schema: 1, Label: label, ToolVersion: readBuildInfo().Version, Command: commandLine(c, where), Kind: "simulate", Seed: int64(f.seed),
 		TracePath: filepath.Base(filepath.Clean(where)), TraceSHA256: in.sha256, Model: p.Model, PrefixReset: "done",
-		Options: map[string]any{"profile": p, "replicas": f.replicas, "route": f.route, "speed": f.speed, "slowdown": slow, "noise": noise,
-			"duration_s": f.duration.Seconds(), "max_requests": f.maxRequests}}
+		Options: map[string]any{"profile": p, "replicas": f.replicas, "route": f.route, "speed": speed, "slowdown": slow, "noise": noise, "sessions": f.sessions}}
+	sel.Describe(m.Options)
+	if f.users > 0 {
+		m.Options["users"], m.Options["ramp_s"], m.Options["think_s"], m.Options["duration_s"] = f.users, f.ramp.Seconds(), f.think.Seconds(), f.duration.Seconds()
+	}
 	for i := range f.replicas {
 		m.Targets = append(m.Targets, fmt.Sprintf("replica-%d", i))
 	}
@@ -121,7 +129,7 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 		}
 	}
 	began := time.Now()
-	st, err := virtual.Run(c.Context(), in.all, o, out)
+	st, err := virtual.Play(c.Context(), arrivals, o, out)
 	took := time.Since(began)
 	finished(&m, st)
 	interrupted := errors.Is(err, context.Canceled)
@@ -154,6 +162,9 @@ func finished(m *formats.Manifest, st virtual.Stats) {
 	if st.Dropped > 0 {
 		m.Dropped = st.DropReasons
 		m.Warnings = append(m.Warnings, fmt.Sprintf("%d requests were not sent: the trace does not say how long they are", st.Dropped))
+	}
+	if st.Unsent > 0 {
+		m.Warnings = append(m.Warnings, fmt.Sprintf("%d turns were still waiting for the answers before them when the time was over, and are left out", st.Unsent))
 	}
 	if st.Unordered > 0 {
 		m.Warnings = append(m.Warnings, fmt.Sprintf("%d arrivals came before their predecessor and were moved to its time", st.Unordered))
@@ -193,6 +204,7 @@ func stateLog(name string) (step func(int, int64, engine.Step) error, finish fun
 // requests is something that requests can be read from.
 type requests struct {
 	all    iter.Seq2[*formats.Exchange, error]
+	trace  *formats.Trace // nil where a model generates them
 	header formats.Header
 	sha256 string
 	close  func() error
@@ -219,8 +231,36 @@ func openRequests(where string, o workload.Options) (in requests, err error) {
 	if in.sha256, err = t.SHA256(); err != nil {
 		return in, errors.Join(err, t.Close())
 	}
-	in.all = t.All()
+	in.all, in.trace = t.All(), t
 	return in, nil
+}
+
+// schedule is what a selection makes of the requests, and how many times as fast they then come. It completes the selection: a model has
+// its rate already, and ticks are looked for where they are to be spread.
+func (in requests) schedule(sel *schedule.Selection, spread bool) (arrivals schedule.Arrivals, speed float64, err error) {
+	rows, quantum := schedule.FromRows(in.all), time.Duration(in.header.TimeQuantumNS)
+	if in.trace == nil {
+		sel.Rate = 0
+	} else {
+		rows = schedule.FromTrace(in.trace)
+		if spread && quantum == 0 {
+			if quantum, err = schedule.Quantum(in.trace); err != nil {
+				return nil, 0, err
+			}
+		}
+	}
+	if spread {
+		sel.Spread = quantum
+	}
+	if speed = sel.Speed; speed == 0 {
+		speed = 1
+	}
+	if sel.Rate > 0 {
+		if speed, err = schedule.SpeedFor(sel.Part(rows), sel.Rate); err != nil {
+			return nil, 0, err
+		}
+	}
+	return sel.Apply(rows, speed), speed, nil
 }
 
 // sortByArrival puts rows in the order of their arrivals.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,6 +78,56 @@ func TestSimulateWritesARun(t *testing.T) {
 	}
 }
 
+// The schedule's flags are the replay's, and do what they do there.
+func TestSimulateSchedules(t *testing.T) {
+	dir := t.TempDir()
+	in, model := filepath.Join(dir, "in.parquet"), filepath.Join(dir, "model.json")
+	writeTrace(t, in, 200) // 10 s
+	must(t, "fit", in, "-o", model)
+	for i, c := range []struct {
+		args string
+		says string
+	}{
+		{"--window 2s..4s", "scheduled 40 = sent 40"},
+		{"--window 2s..4s --preroll 1s", "scheduled 40 = sent 40"},
+		{"--rate 40", "run "},
+		{"--loop 3", "scheduled 600 = sent 600"},
+		{"--loop 0 --duration 25s", "scheduled 500 = sent 500"},
+		{"--thin 0.5", "run "},
+		{"--max-requests 7", "scheduled 7 = sent 7"},
+		{"--sessions think-time", "scheduled 200 = sent 200"},
+		{"--users 3 --think 1s --max-requests 50", "scheduled 50 = sent 50"},
+	} {
+		run := filepath.Join(dir, fmt.Sprint("run", i))
+		out := must(t, append([]string{"simulate", in, "-o", run}, strings.Fields(c.args)...)...)
+		if !strings.Contains(out, c.says) {
+			t.Errorf("%s: %s", c.args, out)
+		}
+		m := manifest(t, run)
+		switch c.args {
+		case "--rate 40":
+			if v := m.Options["speed"].(float64); v < 1.98 || v > 2 {
+				t.Errorf("%s: speed %v", c.args, v)
+			}
+		case "--thin 0.5":
+			if n := m.Requests.Scheduled; n < 70 || n > 130 {
+				t.Errorf("%s: %d requests", c.args, n)
+			}
+		case "--window 2s..4s --preroll 1s":
+			if tr, err := formats.Open(run); err != nil || tr.Rows != 60 {
+				t.Errorf("%s: %d rows, %v", c.args, tr.Rows, err)
+			}
+		case "--sessions think-time":
+			if m.Options["sessions"] != "think-time" {
+				t.Errorf("%s: %v", c.args, m.Options)
+			}
+		}
+	}
+	if out := must(t, "simulate", model, "--window", "5s..20s", "--duration", "4s", "-o", filepath.Join(dir, "modelled")); !strings.Contains(out, "scheduled 80 = sent 80") {
+		t.Errorf("a model's window: %s", out)
+	}
+}
+
 func TestSimulateUsage(t *testing.T) {
 	dir := t.TempDir()
 	in := filepath.Join(dir, "in.parquet")
@@ -90,6 +141,9 @@ func TestSimulateUsage(t *testing.T) {
 		{[]string{in, "-o", filepath.Join(dir, "r"), "--route", "random"}, exitUsage, "least-loaded"},
 		{[]string{in, "-o", filepath.Join(dir, "r"), "--speed", "0"}, exitUsage, "speed"},
 		{[]string{in, "-o", filepath.Join(dir, "r"), "--pages", "-3"}, exitUsage, "pages"},
+		{[]string{in, "-o", filepath.Join(dir, "r"), "--sessions", "often"}, exitUsage, "think-time"},
+		{[]string{in, "-o", filepath.Join(dir, "r"), "--users", "2", "--sessions", "think-time"}, exitUsage, "closed loop"},
+		{[]string{in, "-o", filepath.Join(dir, "r"), "--loop", "0"}, exitUsage, "endless loop"},
 		{[]string{filepath.Join(dir, "none"), "-o", filepath.Join(dir, "r")}, exitFailed, "none"},
 		{nil, exitUsage, "TRACE"},
 	} {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // errorNoLength marks arrivals that could not be sent because the trace does not say how long they are.
@@ -14,6 +15,7 @@ const errorNoLength = "no_length"
 type flight struct {
 	run      *run
 	at       time.Duration // arrival
+	id       schedule.ID   // of the recorded exchange
 	row      *formats.Exchange
 	requests []engine.Request // one a choice
 	open     int              // of these
@@ -51,7 +53,7 @@ func (f *flight) ended(at time.Duration) {
 		return
 	}
 	x := f.row
-	f.done = true
+	f.close(at)
 	end := int64(at - f.at)
 	x.EndNS, x.Status, x.EndReason = formats.Of(end), formats.Of[int32](200), formats.EndComplete
 	x.ResponseModel = f.run.o.Profile.Model
@@ -83,16 +85,22 @@ func (f *flight) ended(at time.Duration) {
 	x.EventTokens = f.run.ones[:len(x.EventGapUS)]
 }
 
+// close lets those go on that waited for the end.
+func (f *flight) close(at time.Duration) {
+	f.done = true
+	f.run.feed.ended(f.id, at)
+}
+
 // drop ends an arrival that is not sent.
 func (f *flight) drop(reason string) {
-	f.done = true
+	f.close(f.at)
 	f.row.SentNS, f.row.RequestEndNS = formats.Null[int64]{}, formats.Null[int64]{}
 	f.row.ErrorKind, f.row.EndReason = reason, formats.EndNotSent
 }
 
 // refuse ends a request that no server of this kind could take.
 func (f *flight) refuse() {
-	f.done = true
+	f.close(f.at)
 	f.row.Status, f.row.ErrorKind, f.row.EndReason = formats.Of[int32](400), "http_400", formats.EndComplete
 	f.row.EndNS, f.row.ResponseHeaderNS = formats.Of[int64](0), formats.Of[int64](0)
 }

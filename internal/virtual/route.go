@@ -40,7 +40,7 @@ const (
 // route chooses the replica for a prompt with the given pages.
 func (r *run) route(pages []uint64) int {
 	if r.o.Route == "" || r.o.Route == RoundRobin || len(r.replicas) == 1 {
-		return int((r.stats.Scheduled - 1) % int64(len(r.replicas)))
+		return int((r.index - 1) % int64(len(r.replicas)))
 	}
 	least, low, high := 0, 0, 0
 	for i, p := range r.replicas {

@@ -12,6 +12,7 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/sim"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // Options describe the servers and the time.
@@ -22,11 +23,12 @@ type Options struct {
 	Seed        uint64 // of the noise; each replica draws its own
 	Slowdown    engine.Slowdown
 	Noise       engine.Noise
-	Speed       float64        // arrivals so many times as fast; 0 is 1
-	Duration    time.Duration  // of arrivals, after Speed; 0 is all
-	MaxRequests int64          // 0 is all
 	Sample      time.Duration  // between samples of the servers' metrics; 0 is none
 	Header      formats.Header // the trace's: what its prefix blocks are
+	Turns       bool           // arrivals may wait for the end of others (schedule.ThinkTime)
+	Users       int            // not 0: a closed loop of so many users, which takes the arrivals without their times
+	Ramp, Think time.Duration  // of Users: over which they begin; from an answer to their next request
+	End         time.Duration  // nothing is sent from then on that waited for another's end; 0: no limit
 }
 
 // Validate reports every option that cannot be used.
@@ -35,8 +37,11 @@ func (o Options) Validate() error {
 	if o.Replicas < 0 || o.Replicas > 10_000 {
 		errs = append(errs, fmt.Errorf("replicas %d: between 1 and 10,000", o.Replicas))
 	}
-	if o.Speed < 0 || o.Duration < 0 || o.MaxRequests < 0 || o.Sample < 0 {
-		errs = append(errs, errors.New("speed, duration, number of requests and sampling interval must not be negative"))
+	if o.Sample < 0 || o.Users < 0 || o.Ramp < 0 || o.Think < 0 || o.End < 0 {
+		errs = append(errs, errors.New("sampling interval, users, ramp, think time and end must not be negative"))
+	}
+	if o.Users > 0 && o.Turns {
+		errs = append(errs, errors.New("a closed loop of users has not the trace's sessions"))
 	}
 	return errors.Join(errs...)
 }
@@ -51,16 +56,18 @@ type Output struct {
 
 // Stats account for a simulation: Scheduled == Sent + Dropped and Sent == Completed + Failed + Aborted.
 type Stats struct {
-	formats.RequestCounts
-	DropReasons  map[string]int64 // of Dropped
-	Unordered    int64            // arrivals before their predecessor, moved to its time
-	StartUnixNS  int64            // the first arrival
-	EndUnixNS    int64            // the last event
-	Steps        int64
-	Preemptions  int64
-	InputTokens  int64 // of all sent that were served
-	CachedTokens int64 // of these found in prefix caches
-	OutputTokens int64
+	formats.RequestCounts                       // warm-up left out
+	Warmup                formats.RequestCounts // of arrivals before the measured ones
+	DropReasons           map[string]int64      // of Dropped
+	Unordered             int64                 // arrivals before their predecessor, moved to its time
+	Unsent                int64                 // arrivals that waited for another's end when the run's came; they are not scheduled
+	StartUnixNS           int64                 // the first arrival
+	EndUnixNS             int64                 // the last event
+	Steps                 int64
+	Preemptions           int64
+	InputTokens           int64 // of all that were served and are measured
+	CachedTokens          int64 // of these found in prefix caches
+	OutputTokens          int64
 }
 
 // replica is one server.
@@ -79,6 +86,8 @@ type run struct {
 	stats     Stats
 	now       time.Duration
 	tick      time.Duration // the next sample
+	feed      *feed
+	index     int64 // of the next arrival
 	translate translator
 	flights   []*flight // in the order of arrivals
 	head      int       // the first that has not been written
@@ -87,16 +96,18 @@ type run struct {
 	ones      []int32
 }
 
-// Run serves a trace's requests, in their order, and returns when the last has ended. Their recorded outcome is what they ask for: the
-// recorded number of tokens, and an end there where the client had gone. A request of unknown length is dropped and counted.
+// Run serves a trace's requests, in their order and each at its distance from the first. See Play.
 func Run(ctx context.Context, requests iter.Seq2[*formats.Exchange, error], o Options, out Output) (Stats, error) {
+	return Play(ctx, schedule.FromRows(requests), o, out)
+}
+
+// Play serves a schedule's requests, and returns when the last has ended. Their recorded outcome is what they ask for: the recorded number
+// of tokens, and an end there where the client had gone. A request of unknown length is dropped and counted.
+func Play(ctx context.Context, arrivals schedule.Arrivals, o Options, out Output) (Stats, error) {
 	if err := o.Validate(); err != nil {
 		return Stats{}, fmt.Errorf("simulate: %w", err)
 	}
 	o.Replicas = max(o.Replicas, 1)
-	if o.Speed == 0 {
-		o.Speed = 1
-	}
 	r := &run{o: o, out: out, translate: newTranslator(o.Header, o.Profile.PageSize)}
 	r.stats.DropReasons = map[string]int64{}
 	for i := range o.Replicas {
@@ -104,7 +115,9 @@ func Run(ctx context.Context, requests iter.Seq2[*formats.Exchange, error], o Op
 			return Stats{}, fmt.Errorf("simulate: %w", err)
 		}
 	}
-	if err := r.arrivals(ctx, requests); err != nil {
+	r.feed = newFeed(arrivals, o)
+	defer r.feed.stop()
+	if err := r.arrivals(ctx); err != nil {
 		return r.stats, fmt.Errorf("simulate: %w", err)
 	}
 	if err := r.drain(ctx); err != nil {
@@ -154,49 +167,49 @@ func (r *run) add(i int) error {
 }
 
 // arrivals submits all requests, time running along.
-func (r *run) arrivals(ctx context.Context, requests iter.Seq2[*formats.Exchange, error]) error {
-	var last time.Duration
-	first := true
-	for x, err := range requests {
+func (r *run) arrivals(ctx context.Context) error {
+	for n := 0; r.err == nil; n++ {
+		if n%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		due, ok, err := r.feed.peek(r.now)
 		if err != nil {
 			return err
 		}
-		if first {
-			r.stats.StartUnixNS, first = x.ArrivalUnixNS, false
+		if r.feed.follows() { // the next arrival may come of an end before it
+			if at, busy := r.nextEvent(); busy && (!ok || at < due) {
+				r.advance(at)
+				continue
+			}
 		}
-		at := time.Duration(float64(x.ArrivalUnixNS-r.stats.StartUnixNS) / r.o.Speed)
-		if r.o.Speed == 1 {
-			at = time.Duration(x.ArrivalUnixNS - r.stats.StartUnixNS)
-		}
-		if at < last {
-			at = last
-			r.stats.Unordered++
-		}
-		last = at
-		if r.o.Duration > 0 && at >= r.o.Duration || r.o.MaxRequests > 0 && r.stats.Scheduled >= r.o.MaxRequests {
+		if !ok {
 			break
 		}
-		r.advance(at - 1)
-		r.submit(x, at)
-		if r.err != nil {
-			return r.err
+		a, due := r.feed.pop(), max(due, r.now) // a turn that was read too late is sent now
+		if n == 0 {
+			r.stats.StartUnixNS = a.Exchange.ArrivalUnixNS - int64(a.At)
 		}
-		if r.stats.Scheduled%1024 == 0 && ctx.Err() != nil {
-			return ctx.Err()
+		r.advance(due - 1)
+		r.submit(a, due)
+	}
+	r.stats.Unordered, r.stats.Unsent = r.feed.unordered, r.feed.unsent
+	return r.err
+}
+
+// nextEvent is the time of the replicas' next event; false where all are idle.
+func (r *run) nextEvent() (next time.Duration, busy bool) {
+	for _, p := range r.replicas {
+		if at, ok := p.engine.Next(); ok && (!busy || at < next) {
+			next, busy = at, true
 		}
 	}
-	return nil
+	return next, busy
 }
 
 // drain runs until every request has ended.
 func (r *run) drain(ctx context.Context) error {
 	for n := 0; r.err == nil; n++ {
-		next, busy := time.Duration(0), false
-		for _, p := range r.replicas {
-			if at, ok := p.engine.Next(); ok && (!busy || at < next) {
-				next, busy = at, true
-			}
-		}
+		next, busy := r.nextEvent()
 		if !busy {
 			break
 		}
@@ -244,12 +257,14 @@ func (r *run) sample(at time.Duration, whole bool) {
 }
 
 // submit sends a request to a replica, or ends it at once.
-func (r *run) submit(x *formats.Exchange, at time.Duration) {
-	index := r.stats.Scheduled
-	r.stats.Scheduled++
-	f := &flight{run: r, at: at}
+func (r *run) submit(a schedule.Arrival, at time.Duration) {
+	x := a.Exchange
+	f := &flight{run: r, at: at, id: schedule.IDOf(a)}
 	f.row = requested(x)
-	f.row.ArrivalIndex = formats.Of(index)
+	f.row.ArrivalIndex, f.row.Loop = formats.Of(r.index), formats.Of(a.Loop)
+	if r.index++; a.Warmup {
+		f.row.Phase = formats.PhaseWarmup
+	}
 	f.row.ArrivalUnixNS = r.stats.StartUnixNS + int64(at)
 	r.flights = append(r.flights, f)
 	lengths, reason := outputs(x)
@@ -304,20 +319,25 @@ func (r *run) write() error {
 }
 
 func (r *run) count(f *flight) {
+	c := &r.stats.RequestCounts
+	if f.row.Phase == formats.PhaseWarmup {
+		c = &r.stats.Warmup
+	}
+	c.Scheduled++
 	switch {
 	case f.row.EndReason == formats.EndNotSent:
-		r.stats.Dropped++
+		c.Dropped++
 		r.stats.DropReasons[f.row.ErrorKind]++
 		return
 	case f.row.ErrorKind != "":
-		r.stats.Failed++
+		c.Failed++
 	case f.row.EndReason == formats.EndClientAbort:
-		r.stats.Aborted++
+		c.Aborted++
 	default:
-		r.stats.Completed++
+		c.Completed++
 	}
-	r.stats.Sent++
-	if f.row.ErrorKind == "" {
+	c.Sent++
+	if f.row.ErrorKind == "" && f.row.Phase != formats.PhaseWarmup {
 		r.stats.InputTokens += f.row.InputTokens.V
 		r.stats.CachedTokens += f.row.CachedTokens.V
 		r.stats.OutputTokens += f.row.OutputTokens.V

@@ -22,6 +22,7 @@ import (
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/sim"
 	"github.com/shadowtape/shadowtape/internal/virtual"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 func of(rows []*formats.Exchange) iter.Seq2[*formats.Exchange, error] {
@@ -75,15 +76,21 @@ func trace(seed uint64, n int, gap time.Duration) []*formats.Exchange {
 // simulate runs rows and returns what came out.
 func simulate(t *testing.T, rows []*formats.Exchange, o virtual.Options) ([]*formats.Exchange, virtual.Stats) {
 	t.Helper()
+	return play(t, schedule.FromRows(of(rows)), o)
+}
+
+// play runs a schedule and returns what came out.
+func play(t *testing.T, arrivals schedule.Arrivals, o virtual.Options) ([]*formats.Exchange, virtual.Stats) {
+	t.Helper()
 	var got []*formats.Exchange
-	st, err := virtual.Run(t.Context(), of(rows), o, virtual.Output{Exchange: func(x *formats.Exchange) error {
+	st, err := virtual.Play(t.Context(), arrivals, o, virtual.Output{Exchange: func(x *formats.Exchange) error {
 		got = append(got, x)
 		return nil
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if st.Scheduled != st.Sent+st.Dropped || st.Sent != st.Completed+st.Failed+st.Aborted || int(st.Scheduled) != len(got) {
+	if st.Scheduled != st.Sent+st.Dropped || st.Sent != st.Completed+st.Failed+st.Aborted || int(st.Scheduled+st.Warmup.Scheduled) != len(got) {
 		t.Errorf("not conserved: %+v with %d rows", st, len(got))
 	}
 	return got, st
@@ -198,7 +205,7 @@ func TestRowsAreARun(t *testing.T) {
 	rows[7].N = formats.Of[int32](2)
 	rows[7].OutputTokens = formats.Of[int64](20)
 	rows[8].Endpoint, rows[8].Stream = formats.EndpointEmbeddings, formats.Of(false)
-	got, st := simulate(t, rows, virtual.Options{Profile: profile(t), Header: header, Speed: 2})
+	got, st := play(t, schedule.Speed(schedule.FromRows(of(rows)), 2), virtual.Options{Profile: profile(t), Header: header})
 	if st.Dropped != 1 || st.Failed != 1 || st.Aborted != 1 || st.DropReasons["no_length"] != 1 {
 		t.Errorf("%+v", st)
 	}

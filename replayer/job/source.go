@@ -18,26 +18,6 @@ type Source struct {
 	Rows iter.Seq2[*formats.Exchange, error]
 }
 
-// schedule is a source's schedule: each row at its distance from the first.
-func (s *Source) schedule() replayer.Schedule {
-	return func(yield func(replayer.Arrival, error) bool) {
-		var first int64
-		any := false
-		for x, err := range s.Rows {
-			if err != nil {
-				yield(replayer.Arrival{}, err)
-				return
-			}
-			if !any {
-				first, any = x.ArrivalUnixNS, true
-			}
-			if !yield(replayer.Arrival{At: time.Duration(x.ArrivalUnixNS - first), Exchange: x}, nil) {
-				return
-			}
-		}
-	}
-}
-
 func (o *Options) name() string {
 	if o.Source != nil {
 		return o.Source.Name
@@ -62,7 +42,7 @@ func (o *Options) sha256() (string, error) {
 // rows is the whole schedule, of a trace with the given columns only, or all.
 func (o *Options) rows(columns ...formats.Column) replayer.Schedule {
 	if o.Source != nil {
-		return o.Source.schedule()
+		return schedule.FromRows(o.Source.Rows)
 	}
 	return schedule.FromTrace(o.Trace, columns...)
 }

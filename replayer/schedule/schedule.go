@@ -109,6 +109,27 @@ func FromTrace(t *formats.Trace, columns ...formats.Column) Arrivals {
 	}
 }
 
+// FromRows is the schedule of rows that come in the order of their arrivals, such as a workload model generates them: each at its
+// distance from the first.
+func FromRows(rows iter.Seq2[*formats.Exchange, error]) Arrivals {
+	return func(yield func(Arrival, error) bool) {
+		var first int64
+		any := false
+		for x, err := range rows {
+			if err != nil {
+				yield(Arrival{}, err)
+				return
+			}
+			if !any {
+				first, any = x.ArrivalUnixNS, true
+			}
+			if !yield(Arrival{At: time.Duration(x.ArrivalUnixNS - first), Exchange: x}, nil) {
+				return
+			}
+		}
+	}
+}
+
 // order is what must be known of a trace's times before it can be read as a schedule.
 type order struct {
 	first    int64 // the earliest arrival of a measured row

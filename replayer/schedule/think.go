@@ -12,13 +12,7 @@ type conversation struct {
 	loop    int32
 }
 
-// passID names an exchange of the trace in one pass.
-type passID struct {
-	loop int32
-	id   uint64
-}
-
-// Remembered is how many ended exchanges ThinkTime and its consumer remember for those that come after them. What is older has ended
+// Remembered is how many ended exchanges ThinkTime and Turns remember for those that come after them. What is older has ended
 // long ago.
 const Remembered = 1 << 16
 
@@ -34,8 +28,8 @@ func ThinkTime(s Arrivals) Arrivals {
 	}
 	return func(yield func(Arrival, error) bool) {
 		last := map[conversation]turn{}
-		callers := map[passID]turn{}
-		var order []passID // of callers, oldest first
+		callers := map[ID]turn{}
+		var order []ID // of callers, oldest first
 		for a, err := range s {
 			if err == nil {
 				x := a.Exchange
@@ -47,7 +41,7 @@ func ThinkTime(s Arrivals) Arrivals {
 					last[k] = now
 				}
 				if !ok && x.ParentID.Valid {
-					before, ok = callers[passID{a.Loop, uint64(x.ParentID.V)}]
+					before, ok = callers[ID{a.Loop, uint64(x.ParentID.V)}]
 					ok = ok && before.end.Valid && before.at+time.Duration(before.end.V) <= a.At // it was called by the answer
 				}
 				if ok {
@@ -56,7 +50,7 @@ func ThinkTime(s Arrivals) Arrivals {
 						a.Think = max(a.At-before.at-time.Duration(before.end.V), 0)
 					}
 				}
-				id := passID{a.Loop, now.id}
+				id := IDOf(a)
 				callers[id] = now
 				if order = append(order, id); len(order) > Remembered {
 					delete(callers, order[0])
