@@ -10,20 +10,20 @@ import (
 	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
-// conversations gives a trace's requests to sessions in turn, each turn recorded as having been answered in 700 ms.
+// conversations gives a trace's requests to sessions in turn, each turn recorded as having been answered in 2 s.
 func conversations(n, sessions int, gap time.Duration) []*formats.Exchange {
 	rows := trace(11, n, gap)
 	for i, x := range rows {
 		k := i % sessions
 		x.SessionID = formats.Of(formats.Hash{byte(k), byte(k >> 8), 1})
-		x.EndNS = formats.Of(int64(700 * time.Millisecond))
+		x.EndNS = formats.Of(int64(2 * time.Second))
 	}
 	return rows
 }
 
 func TestThinkTime(t *testing.T) {
 	const sessions = 200
-	rows := conversations(2000, sessions, 20*time.Millisecond)
+	rows := conversations(2000, sessions, 100*time.Millisecond)
 	selection := schedule.Selection{ThinkTime: true}
 	for _, c := range []struct {
 		name     string
