@@ -94,8 +94,8 @@ func simIn(t *testing.T, h *netlab.Host, address string) (emissions func() map[s
 // askSim sends n chat requests, several at a time, over kept connections, and reads the answers.
 func askSim(t *testing.T, h *netlab.Host, base string, n, tokens int) {
 	t.Helper()
-	dialer := &net.Dialer{Timeout: 5 * time.Second}
-	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 8, DialContext: func(ctx context.Context, network, address string) (c net.Conn, err error) {
+	dialer := &net.Dialer{Timeout: time.Minute}
+	client := &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 8, DialContext: func(ctx context.Context, network, address string) (c net.Conn, err error) {
 		if h == nil {
 			return dialer.DialContext(ctx, network, address)
 		}
@@ -299,7 +299,7 @@ func TestLiveJoins(t *testing.T) {
 			for range n {
 				select {
 				case <-seen:
-				case <-time.After(20 * time.Second):
+				case <-time.After(2 * time.Minute):
 					t.Error("no exchange is seen")
 					return
 				}
@@ -356,7 +356,7 @@ func TestLiveInterfaceGone(t *testing.T) {
 		if !errors.Is(err, ring.ErrGone) {
 			t.Errorf("%v", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("it goes on without an interface")
 	}
 }

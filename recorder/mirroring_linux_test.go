@@ -92,7 +92,7 @@ func mirroring(t *testing.T, program, sample string, args func(string) []string)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx, Filter{}, func(x *formats.Exchange) { got <- x }) }()
-	client := &http.Client{Timeout: 5 * time.Second}
+	client := &http.Client{Timeout: time.Minute}
 	ask := func(id string, size int) error {
 		r, _ := http.NewRequest("POST", "http://"+front+"/v1/chat/completions", strings.NewReader(fmt.Sprintf(`{"model":"m","max_tokens":7,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("x", size))))
 		r.Header.Set("X-Request-Id", id)
@@ -106,7 +106,7 @@ func mirroring(t *testing.T, program, sample string, args func(string) []string)
 		}
 		return nil
 	}
-	for deadline := time.Now().Add(10 * time.Second); ask("probe", 1) != nil; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ask("probe", 1) != nil; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the gateway does not serve")
 		}
@@ -120,7 +120,7 @@ func mirroring(t *testing.T, program, sample string, args func(string) []string)
 		}
 		want[h.Sum("request", id)] = int64(size)
 	}
-	for deadline := time.After(10 * time.Second); len(want) > 0; {
+	for deadline := time.After(time.Minute); len(want) > 0; {
 		select {
 		case x := <-got:
 			if size, ok := want[x.CorrelationID.V]; ok {

@@ -56,7 +56,7 @@ func runProxy(t *testing.T, p *Proxy, s func() *Spool, f func(base string)) (Sta
 	cancel()
 	select {
 	case <-done:
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the proxy does not end")
 	}
 	return st, err

@@ -115,7 +115,7 @@ func TestPageInChromium(t *testing.T) {
 	if err := os.WriteFile(path, []byte(render(t, r)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	args := []string{"--headless", "--disable-gpu", "--no-first-run", "--user-data-dir=" + dir, "--virtual-time-budget=3000", "--enable-logging=stderr", "--dump-dom", "file://" + path}
 	if os.Getuid() == 0 {

@@ -101,10 +101,15 @@ func nobodyAt(t *testing.T, m formats.Manifest) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c, err := net.Dial("tcp", u.Host); err == nil {
+	for range 1200 { // what a killed program leaves ends in the kernel's own time
+		c, err := net.Dial("tcp", u.Host)
+		if err != nil {
+			return
+		}
 		c.Close()
-		t.Errorf("the candidate still listens at %s", u.Host)
+		time.Sleep(50 * time.Millisecond)
 	}
+	t.Errorf("the candidate still listens at %s", u.Host)
 }
 
 const simProcess = `
@@ -162,7 +167,7 @@ func TestReplayDeployInterrupted(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer cmd.Process.Kill()
-			for range 600 { // half way: the run directory stands
+			for range 2400 { // half way: the run directory stands
 				if _, err := os.Stat(filepath.Join(run, "run.json")); err == nil {
 					break
 				}
@@ -177,7 +182,6 @@ func TestReplayDeployInterrupted(t *testing.T) {
 			}
 			cmd.Process.Signal(c.signal)
 			cmd.Wait()
-			time.Sleep(200 * time.Millisecond)
 			nobodyAt(t, m)
 			if left, err := deploy.Leftovers(t.Context(), "unix:///no/engine.sock"); err != nil || len(left) > 0 {
 				t.Errorf("left over: %v %v", left, err)
@@ -258,14 +262,15 @@ func readManifest(t *testing.T, run string) formats.Manifest {
 // The candidate dies in the middle: the run is invalid, says so, and shows its last log lines.
 func TestReplayDeployDies(t *testing.T) {
 	path, trace, dir := program(t), shortTrace(t), t.TempDir()
+	run := filepath.Join(dir, "run")
 	file := write(t, filepath.Join(dir, "sim.yaml"), `
 name: mortal
-process: [sh, -c, "${self} sim --listen 127.0.0.1:${port} --profile instant & sleep 3; echo out of memory, says the test; kill $!; exit 9"]
+process: [sh, -c, "${self} sim --listen 127.0.0.1:${port} --profile instant & while [ ! -e '`+run+`/run.json' ]; do sleep 0.1; done; sleep 1; echo out of memory, says the test; kill $!; exit 9"]
 dialect: sim
 health: {path: /health, interval: 20ms, timeout: 1m}
 warm_up: {requests: 0, duration: 0s, steady: false}
 `)
-	code, out, errs := separately(t, path, nil, "replay", trace, "--deploy", file, "-o", filepath.Join(dir, "run"))
+	code, out, errs := separately(t, path, nil, "replay", trace, "--deploy", file, "-o", run)
 	if code != exitInvalid || !strings.Contains(out, "INVALID: candidate mortal died: exit code 9; its last line: ") || !strings.Contains(errs, "candidate| out of memory, says the test") {
 		t.Errorf("exit %d\n%s%s", code, out, errs)
 	}
@@ -290,7 +295,7 @@ func TestReplayDeployRefuses(t *testing.T) {
 		{"no engine", "{image: x, port: 1}", []string{"--engine", "unix:///no/engine.sock"}, exitFailed, []string{"nobody answers", "hint: start Docker"}},
 		{"no permission or file", "{image: x, port: 1, volumes: [/no/model:/m]}", nil, exitFailed, []string{"/no/model does not exist", "hint: "}},
 		{"dies at once", "{process: [sh, -c, 'echo no such model >&2; exit 3', '${port}']}", nil, exitFailed, []string{"it ended before it was healthy: exit code 3", "candidate| no such model", "its whole log is "}},
-		{"never healthy", "{process: [sleep, '60', '${port}'], health: {timeout: 300ms, interval: 20ms}}", nil, exitFailed, []string{"is not healthy after 300ms: connection refused", "hint: raise health.timeout"}},
+		{"never healthy", "{process: [sleep, '60', '${port}'], health: {timeout: 2s, interval: 20ms}}", nil, exitFailed, []string{"is not healthy after 2s: connection refused", "hint: raise health.timeout"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			withGPUs(t, func() (gpu.Reader, error) { return nil, gpu.ErrUnsupported })

@@ -112,16 +112,23 @@ func TestRecordInterfaceGone(t *testing.T) {
 	h := netlab.NewHost(t)
 	netlab.Link(h, "v0", "", h, "v1", "")
 	rec := filepath.Join(t.TempDir(), "rec")
-	var o, e bytes.Buffer
+	var o bytes.Buffer
+	var e goAhead
 	var code int
 	h.Do(func() { // the thread is the command's until it ends: a process of the namespace takes the interface away
-		remove := exec.Command("sh", "-c", "sleep 0.3; ip link del v0")
-		if err := remove.Start(); err != nil {
+		remove := exec.Command("sh", "-c", "read go; ip link del v0")
+		in, err := remove.StdinPipe()
+		if err == nil {
+			err = remove.Start()
+		}
+		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer remove.Wait()
-		code = run(t.Context(), []string{"record", "--interface", "v0", "-o", rec, "--duration", "20s"}, strings.NewReader(""), &o, &e)
+		e.to = in
+		code = run(t.Context(), []string{"record", "--interface", "v0", "-o", rec, "--duration", "5m"}, strings.NewReader(""), &o, &e)
+		in.Close()
 	})
 	if code != exitFailed || !strings.Contains(e.String(), "the interface is gone") || !strings.Contains(o.String(), "0 written") {
 		t.Errorf("%d %s %s", code, o.String(), e.String())
@@ -129,4 +136,18 @@ func TestRecordInterfaceGone(t *testing.T) {
 	if tr, err := formats.Open(rec); err != nil || tr.Rows != 0 {
 		t.Errorf("%v", err)
 	}
+}
+
+// goAhead keeps what a command says, and passes its first word on as a line: from then on the interface is open.
+type goAhead struct {
+	bytes.Buffer
+	to io.WriteCloser
+}
+
+func (g *goAhead) Write(p []byte) (int, error) {
+	if g.to != nil {
+		io.WriteString(g.to, "go\n")
+		g.to = nil
+	}
+	return g.Buffer.Write(p)
 }

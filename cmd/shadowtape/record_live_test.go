@@ -11,12 +11,14 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -229,7 +231,7 @@ func TestKilled(t *testing.T) {
 	var clients sync.WaitGroup
 	for range 4 {
 		clients.Go(func() {
-			client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{}}
+			client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{}}
 			for {
 				select {
 				case <-stop:
@@ -257,12 +259,41 @@ func TestKilled(t *testing.T) {
 			}
 		})
 	}
+	// A machine that lets a sleeper oversleep lets the recorder wait as well: it is given ten times as long on top.
+	var overslept atomic.Int64
+	clients.Go(func() {
+		for {
+			before := time.Now()
+			select {
+			case <-stop:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			overslept.Store(max(overslept.Load(), int64(time.Since(before)-10*time.Millisecond)))
+		}
+	})
+	grace := func() time.Duration { return time.Second + 10*time.Duration(overslept.Load()) }
 	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
 	var killed []time.Time
 	args := []string{"record", "--listen", address, "--upstream", target, "-o", rec, "--append", "--key-file", key, "--segment-age", "400ms"}
 	for range *kills {
 		c := child(t, io.Discard, args...)
-		time.Sleep(1100*time.Millisecond + time.Duration(r.IntN(900))*time.Millisecond)
+		due := func() (n int) { // of this process, and long enough ago
+			mu.Lock()
+			defer mu.Unlock()
+			for i := len(ended) - 1; i >= 0 && (len(killed) == 0 || ended[i].end.After(killed[len(killed)-1])); i-- {
+				if time.Since(ended[i].end) > grace() {
+					n++
+				}
+			}
+			return n
+		}
+		for began := time.Now(); due() < 10; time.Sleep(10 * time.Millisecond) {
+			if time.Since(began) > 3*time.Minute {
+				t.Fatal("nothing is served")
+			}
+		}
+		time.Sleep(time.Duration(r.IntN(900)) * time.Millisecond)
 		if err := c.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +312,7 @@ func TestKilled(t *testing.T) {
 		after, _ := slices.BinarySearchFunc(killed, s.end, time.Time.Compare)
 		x := onDisk[h.Sum("request", fmt.Sprint("kill-", s.id))]
 		switch {
-		case after < len(killed) && killed[after].Sub(s.end) <= time.Second:
+		case after < len(killed) && killed[after].Sub(s.end) <= grace():
 			late++
 		case x == nil:
 			t.Errorf("request %d ended %s before the kill and is lost", s.id, killed[min(after, len(killed)-1)].Sub(s.end))
@@ -306,11 +337,25 @@ func TestKilled(t *testing.T) {
 // TestTerminated sends SIGTERM while an answer is under way: it is finished and recorded, new connections are refused, and the process ends
 // well.
 func TestTerminated(t *testing.T) {
-	target, _ := startSim(t, "--ttft", "400ms", "--itl", "1ms")
+	asked, release := make(chan struct{}), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range 8 {
+			fmt.Fprintf(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"w%d \"}}]}\n\n", i)
+			if i == 0 {
+				w.(http.Flusher).Flush()
+				close(asked)
+				<-release
+			}
+		}
+		io.WriteString(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":8}}\n\ndata: [DONE]\n\n")
+	}))
+	defer server.Close()
 	rec, address := filepath.Join(t.TempDir(), "rec"), freeAddress(t)
 	var errs lockedBuffer
-	c := child(t, &errs, "record", "--listen", address, "--upstream", target, "-o", rec, "--sample", "1", "--json")
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(errs.String(), "recording what passes"); time.Sleep(5 * time.Millisecond) {
+	c := child(t, &errs, "record", "--listen", address, "--upstream", server.URL, "-o", rec, "--sample", "1", "--json")
+	for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(errs.String(), "recording what passes"); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(errs.String())
 		}
@@ -326,10 +371,22 @@ func TestTerminated(t *testing.T) {
 		resp.Body.Close()
 		answer <- string(b)
 	}()
-	time.Sleep(150 * time.Millisecond)
+	<-asked
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) { // it has heard when it refuses
+		probe, err := net.Dial("tcp", address)
+		if err != nil {
+			break
+		}
+		probe.Close()
+		if time.Now().After(deadline) {
+			t.Error("it still accepts connections")
+			break
+		}
+	}
+	close(release)
 	if a := <-answer; !strings.Contains(a, "[DONE]") {
 		t.Errorf("the answer under way: %.300q", a)
 	}

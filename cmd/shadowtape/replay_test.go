@@ -11,11 +11,13 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/replayer"
 )
 
@@ -231,7 +233,19 @@ func TestReplayInterrupted(t *testing.T) {
 	trace := smallTrace(t, 1000, 20*time.Millisecond, func(_ int, x *formats.Exchange) { x.OutputTokens = formats.Of(int64(400)) })
 	where := filepath.Join(t.TempDir(), "run")
 	ctx, stop := context.WithCancel(t.Context())
-	time.AfterFunc(700*time.Millisecond, stop)
+	go func() { // half way: some answers are under way
+		defer stop()
+		for range 6000 {
+			if resp, err := http.Get(url + "/metrics"); err == nil {
+				b, _ := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if n := promtext.Parse(b); slices.ContainsFunc(n.Samples, func(s promtext.Sample) bool { return s.Name == "vllm:num_requests_running" && s.Value > 3 }) {
+					return
+				}
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
 	var out, errs bytes.Buffer
 	if code := run(ctx, []string{"replay", trace, "--target", url, "-o", where}, strings.NewReader(""), &out, &errs); code != exitInterrupted {
 		t.Fatalf("exit %d: %s%s", code, out.String(), errs.String())

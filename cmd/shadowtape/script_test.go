@@ -58,7 +58,7 @@ func listening(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: listening address")
 	}
-	for range 200 {
+	for range 2400 {
 		if c, err := net.Dial("tcp", args[0]); err == nil {
 			c.Close()
 			return
@@ -73,7 +73,7 @@ func nonempty(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: nonempty file")
 	}
-	for range 200 {
+	for range 2400 {
 		if info, err := os.Stat(ts.MkAbs(args[0])); err == nil && info.Size() > 0 {
 			return
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,6 +47,7 @@ func TestMain(m *testing.M) {
 type machine struct {
 	mu     sync.Mutex
 	users  map[string][]gpu.Process
+	reads  map[string]int
 	closed int
 }
 
@@ -60,6 +62,22 @@ func (m *machine) use(uuid string, p ...gpu.Process) {
 
 func (m *machine) open() (gpu.Reader, error) { return m, nil }
 
+// read waits until a GPU has been read n more times.
+func (m *machine) read(t *testing.T, uuid string, n int) {
+	t.Helper()
+	count := func() int {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.reads[uuid]
+	}
+	for until, tries := count()+n, 0; count() < until; tries++ {
+		if tries == 12_000 {
+			t.Fatalf("%s is not read", uuid)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 func (m *machine) System() (gpu.System, error) {
 	return gpu.System{Driver: "570.1", NVML: "12", CUDA: "12.8"}, nil
 }
@@ -71,6 +89,10 @@ func (m *machine) GPUs() ([]gpu.GPU, error) {
 func (m *machine) Fast(uuid string) (gpu.Reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.reads == nil {
+		m.reads = map[string]int{}
+	}
+	m.reads[uuid]++
 	r := gpu.Reading{Processes: formats.Of(append([]gpu.Process{}, m.users[uuid]...)), Free: formats.Of[int64](140 << 30)}
 	r.MemoryUsed, r.MemoryTotal, r.TemperatureC, r.Throttle = formats.Of[int64](1<<20), formats.Of[int64](141<<30), formats.Of[int32](40), []string{}
 	return r, nil
@@ -152,7 +174,7 @@ func TestAloneOnItsGPU(t *testing.T) {
 	}
 	rows := 0
 	r.Begin(t.Context(), func(s []formats.GPUSample) error { rows += len(s); return nil })
-	time.Sleep(250 * time.Millisecond)
+	m.read(t, "GPU-b", 3) // the third begins when the second has been written
 	man := formats.Manifest{Valid: true}
 	r.End(&man)
 	d := man.Environment["deployment"].(map[string]any)
@@ -199,7 +221,7 @@ func TestForeignProcessDuringTheRun(t *testing.T) {
 	defer r.Stop(t.Context())
 	r.Begin(t.Context(), nil)
 	m.use("GPU-a", proc(1)) // the machine's first process is visible, and not the candidate's
-	time.Sleep(300 * time.Millisecond)
+	m.read(t, "GPU-a", 4)
 	m.use("GPU-a")
 	man := formats.Manifest{Valid: true}
 	r.End(&man)
@@ -244,7 +266,7 @@ func TestSharedSaysSo(t *testing.T) {
 	}
 	defer r.Stop(t.Context())
 	r.Begin(t.Context(), nil)
-	time.Sleep(200 * time.Millisecond)
+	m.read(t, "GPU-a", 2)
 	man := formats.Manifest{Valid: true}
 	r.End(&man)
 	if !man.Valid || len(man.Warnings) != 1 || !strings.Contains(man.Warnings[0], "exclusivity is off") || len(man.GPUs.([]gpu.Covariates)) != 1 {
@@ -311,13 +333,12 @@ func TestFailedStartGivesBack(t *testing.T) {
 
 func TestDeathIsInvalid(t *testing.T) {
 	o, _ := options(t, &machine{})
-	f := file(t, "")
-	f.Process = append(f.Process, "-die", "200ms")
-	r, err := Start(t.Context(), f, o)
+	r, err := Start(t.Context(), file(t, ""), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Stop(t.Context())
+	http.Get(r.URL + "/die")
 	<-r.Exited()
 	man := formats.Manifest{Valid: true, Invalid: []string{"no request completed"}}
 	r.End(&man)
@@ -361,9 +382,9 @@ func TestAttach(t *testing.T) {
 		t.Error("its GPU is not leased")
 	}
 	r.Begin(t.Context(), nil)
-	time.Sleep(150 * time.Millisecond)
+	m.read(t, "GPU-b", 2)
 	m.use("GPU-b", proc(child), proc(1))
-	time.Sleep(250 * time.Millisecond)
+	m.read(t, "GPU-b", 4)
 	man := formats.Manifest{Valid: true}
 	r.End(&man)
 	d := man.Environment["deployment"].(map[string]any)

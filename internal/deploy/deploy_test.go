@@ -71,7 +71,7 @@ func running(pid int) bool { return startOf(pid) != "" }
 
 func gone(t *testing.T, pid int) {
 	t.Helper()
-	for range 200 {
+	for range 6000 {
 		if !running(pid) {
 			return
 		}
@@ -96,7 +96,7 @@ func TestProcess(t *testing.T) {
 name: it
 process: ["${self}", -listen, "127.0.0.1:${port}", -ready, 300ms, -child, "`+childFile+`", -stubborn]
 env: {TEST_PORT: "${port}", TEST_TOKEN: "${env:SOME_TOKEN}"}
-health: {path: /health, interval: 20ms, timeout: 20s}
+health: {path: /health, interval: 20ms, timeout: 2m}
 dialect: sim
 stop: 100ms
 probes: {echo: [echo, '{"a": 1}'], words: [echo, some words], broken: ["false"]}
@@ -172,12 +172,13 @@ func TestStartFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
+	t.Cleanup(func() { taken.Close() })
 	port := taken.Addr().(*net.TCPAddr).Port
-	const rest = "\nhealth: {path: /health, interval: 20ms, timeout: 400ms}\nstop: 1s\n"
+	const rest = "\nhealth: {path: /health, interval: 20ms, timeout: 3m}\nstop: 1s\n"
+	const hasty = "\nhealth: {path: /health, interval: 20ms, timeout: 4s}\nstop: 1s\n"
 	for _, c := range []struct{ name, text, want, hint string }{
 		{"dies", `process: ["${self}", -listen, "127.0.0.1:${port}", -ready, 1h, -die, 50ms]` + rest, "it ended before it was healthy: exit code 7", "log lines"},
-		{"never healthy", `process: ["${self}", -listen, "127.0.0.1:${port}", -ready, 1h]` + rest, "is not healthy after 400ms: last answer HTTP 503", "health.timeout"},
+		{"never healthy", `process: ["${self}", -listen, "127.0.0.1:${port}", -ready, 1h]` + hasty, "is not healthy after 4s: last answer HTTP 503", "health.timeout"},
 		{"no program", `process: [/no/such/program, "${port}"]` + rest, "there is no such program", "relative path"},
 		{"port taken", `process: ["${self}"]` + rest + fmt.Sprintf("port: %d\n", port), "is taken", "${port}"},
 		{"secret unset", `process: ["${self}", "${port}"]` + rest + "env: {A_TOKEN: '${env:NOT_SET_ANYWHERE}'}\n", "NOT_SET_ANYWHERE is not set", "export"},
@@ -185,6 +186,7 @@ func TestStartFails(t *testing.T) {
 		{"prepare makes nothing", `process: ["${self}", "${port}"]` + rest + "prepare: [{command: ['true'], creates: no/such/file}]\n", "did not create no/such/file", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			cand, err := Start(t.Context(), parse(t, c.text, nil), Options{Self: bin, Getenv: func(string) string { return "" }})
 			if err == nil {
 				cand.Stop(t.Context())
@@ -203,11 +205,12 @@ func TestStartFails(t *testing.T) {
 
 func TestDeathDuringTheRun(t *testing.T) {
 	bin := needServer(t)
-	f := parse(t, `{process: ["${self}", -listen, "127.0.0.1:${port}", -die, 300ms], health: {path: /health, interval: 10ms}}`, nil)
+	f := parse(t, `{process: ["${self}", -listen, "127.0.0.1:${port}"], health: {path: /health, interval: 10ms}}`, nil)
 	c, err := Start(t.Context(), f, Options{Self: bin})
 	if err != nil {
 		t.Fatal(err)
 	}
+	http.Get(c.URL + "/die")
 	<-c.Exited()
 	err = c.Died()
 	var e *Error

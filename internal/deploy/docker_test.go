@@ -224,14 +224,19 @@ func testContainerCancelledAndDead(t *testing.T, address, image string) {
 			t.Errorf("cancelled at %s, left behind: %v", stage, names)
 		}
 	}
-	c, err := Start(t.Context(), parse(t, head+"command: [-die, 500ms]\n", nil), Options{Engine: address})
+	c, err := Start(t.Context(), parse(t, head, nil), Options{Engine: address})
 	if err != nil {
 		t.Fatal(err)
 	}
+	http.Get(c.URL + "/die")
 	<-c.Exited()
-	time.Sleep(100 * time.Millisecond) // its last lines come by another connection
-	err = c.Died()
 	var e *Error
+	for range 1200 { // its last lines come by another connection
+		if err = c.Died(); errors.As(err, &e) && len(e.Tail) > 1 {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 	if !errors.As(err, &e) || !strings.Contains(err.Error(), "exit code 7") || !strings.Contains(strings.Join(e.Tail, "\n"), "CUDA out of memory") {
 		t.Errorf("%v, tail %v", err, e)
 	}

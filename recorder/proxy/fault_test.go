@@ -237,7 +237,8 @@ func TestDrain(t *testing.T) {
 
 // TestDrainDelay: a load balancer that has not heard yet still gets through.
 func TestDrainDelay(t *testing.T) {
-	p, address, stop := start(t, Options{Upstream: echoServer(t), DrainDelay: 300 * time.Millisecond})
+	t.Parallel()
+	p, address, stop := start(t, Options{Upstream: echoServer(t), DrainDelay: 3 * time.Second})
 	ended := make(chan struct{})
 	go func() { stop(); close(ended) }()
 	eventually(t, "draining", p.Draining)

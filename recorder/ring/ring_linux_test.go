@@ -127,13 +127,13 @@ func talk(t *testing.T, h *netlab.Host, address string, n int) uint16 {
 	t.Helper()
 	var c net.Conn
 	var err error
-	h.Do(func() { c, err = net.DialTimeout("tcp", address, 5*time.Second) })
+	h.Do(func() { c, err = net.DialTimeout("tcp", address, time.Minute) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
 	go c.Write(make([]byte, n))
-	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	c.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	if _, err := io.ReadFull(c, make([]byte, n)); err != nil {
 		t.Fatal(err)
 	}
@@ -534,7 +534,7 @@ func TestReadEnds(t *testing.T) {
 	if n != 0 || !errors.Is(err, context.Canceled) {
 		t.Errorf("read %d, %v", n, err)
 	}
-	if d := time.Since(start); d > 10*time.Second {
+	if d := time.Since(start); d > time.Minute {
 		t.Errorf("a canceled read took %s", d)
 	}
 	rings[0].Close()
@@ -552,7 +552,7 @@ func TestInterfaceDownAndGone(t *testing.T) {
 	rings := openIn(t, h, Options{Interface: "v0", Bytes: MinBytes})
 	frame := frameOf(unix.ETH_P_IP, ipv4(rand.New(rand.NewPCG(1, 1)), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), unix.IPPROTO_TCP, false, tcpSegment(1, 8000, 0)))
 	count := func() (n int, err error) {
-		for range 20 {
+		for range 1200 {
 			var m int
 			m, err = rings[0].Read(context.Background(), 50*time.Millisecond, func(*Packet) {})
 			if n += m; err != nil || n > 0 {

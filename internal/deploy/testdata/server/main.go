@@ -1,4 +1,4 @@
-// Command server is a candidate for this package's tests: it answers /health after a while, /version, and does as its flags say.
+// Command server is a candidate for this package's tests: it answers /health after a while, /version, dies of /die, and does as its flags say.
 package main
 
 import (
@@ -12,6 +12,11 @@ import (
 	"syscall"
 	"time"
 )
+
+func end() {
+	fmt.Fprintln(os.Stderr, "CUDA out of memory, says the test")
+	os.Exit(7)
+}
 
 func main() {
 	listen := flag.String("listen", ":8000", "")
@@ -48,10 +53,7 @@ func main() {
 		signal.Ignore(syscall.SIGTERM)
 	}
 	if *die > 0 {
-		time.AfterFunc(*die, func() {
-			fmt.Fprintln(os.Stderr, "CUDA out of memory, says the test")
-			os.Exit(7)
-		})
+		time.AfterFunc(*die, end)
 	}
 	start := time.Now()
 	http.HandleFunc("/health", func(w http.ResponseWriter, r *http.Request) {
@@ -62,6 +64,7 @@ func main() {
 	http.HandleFunc("/version", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"version":"1.2.3","api_key":"%s"}`, os.Getenv("TEST_TOKEN"))
 	})
+	http.HandleFunc("/die", func(http.ResponseWriter, *http.Request) { end() })
 	fmt.Println(http.ListenAndServe(*listen, nil))
 	os.Exit(1)
 }
