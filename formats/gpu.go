@@ -101,7 +101,7 @@ func rowsOf(s []GPUSample) []gpuRow {
 // GPUSamples yields the rows of gpu.parquet and of the parts after it, in order, or none where there is no such file.
 func (t *Trace) GPUSamples() iter.Seq2[GPUSample, error] {
 	return func(yield func(GPUSample, error) bool) {
-		for r, err := range samples[gpuRow](t, gpuKind) {
+		for r, err := range samples(t, gpuKind, func(r gpuRow) int64 { return r.UnixNS }) {
 			if !yield(r.sample(), err) {
 				return
 			}

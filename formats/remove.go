@@ -15,6 +15,9 @@ const logFile = "candidate.log"
 
 // Remove deletes a trace or run, and nothing else: what Removable refuses. What does not exist is no error.
 func Remove(where string) error {
+	if Remote(where) {
+		return removeRemote(where, true)
+	}
 	info, err := os.Lstat(where)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -43,6 +46,9 @@ func Remove(where string) error {
 // does not write, or names of ours alone, with nothing in it that says it is a trace or run. What does not exist, and an empty directory,
 // may be removed.
 func Removable(where string) error {
+	if Remote(where) {
+		return removeRemote(where, false)
+	}
 	no := func(why string) error { return fmt.Errorf("remove %s: %s", where, why) }
 	info, err := os.Stat(where)
 	switch {
@@ -76,9 +82,64 @@ func Removable(where string) error {
 	return nil
 }
 
+// removeRemote is Removable of object storage, and Remove where do is set: the manifest goes first, so that what is cut short is no run.
+func removeRemote(where string, do bool) error {
+	bad := func(err error) error { return fmt.Errorf("remove %s: %w", where, bare(err)) }
+	s, file, err := place(where)
+	if err != nil {
+		return bad(err)
+	}
+	if file != "" {
+		there, err := occupied(s, file)
+		if err == nil && there {
+			if _, err = inspectSegment(s, file); err == nil && do {
+				err = s.Remove(file)
+			}
+		}
+		if err != nil {
+			return bad(err)
+		}
+		return nil
+	}
+	es, err := s.List("")
+	if err != nil {
+		return bad(err)
+	}
+	below, err := s.Below()
+	if err != nil {
+		return bad(err)
+	}
+	if len(below) > 0 {
+		return bad(fmt.Errorf("%s/ in it is not part of a trace or run", below[0]))
+	}
+	says := len(es) == 0
+	for _, e := range es {
+		if !ownFile(e.Name) {
+			return bad(fmt.Errorf("%s in it is not part of a trace or run", e.Name))
+		}
+		says = says || signed(s, e.Name)
+	}
+	if !says {
+		return bad(errors.New("it is no trace and no run"))
+	}
+	if !do {
+		return nil
+	}
+	slices.SortStableFunc(es, func(a, b Entry) int { // run.json, trace.json, the others
+		of := func(e Entry) int { return slices.Index([]string{traceFile, runFile}, e.Name) }
+		return of(b) - of(a)
+	})
+	for _, e := range es {
+		if err := s.Remove(e.Name); err != nil {
+			return bad(err)
+		}
+	}
+	return nil
+}
+
 // signed reports whether a file says of itself that this package wrote it: the manifest of a run, the header of a trace, a segment, a
 // journal. Other programs write a run.json too.
-func signed(d directory, name string) bool {
+func signed(d Store, name string) bool {
 	switch {
 	case name == traceFile:
 		var h Header

@@ -33,6 +33,9 @@ type RepairReport struct {
 // segments set aside, trace.json brought up to date. A trace that is in order is left as it is. It refuses a directory that is being
 // written to.
 func Repair(where string) (RepairReport, error) {
+	if Remote(where) {
+		return RepairReport{}, fmt.Errorf("repair %s: nothing unfinished is in object storage: repair the directory that it was written to first", where)
+	}
 	lock, err := lockDirectory(where)
 	if err != nil {
 		return RepairReport{}, fmt.Errorf("repair %s: %w", where, bare(err))

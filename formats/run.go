@@ -3,6 +3,10 @@ package formats
 import (
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
 	"sync"
 
 	"github.com/parquet-go/parquet-go"
@@ -20,6 +24,7 @@ const (
 type RunWriter struct {
 	mu        sync.Mutex
 	where     string
+	spool     string // the directory that it is written to first, where it goes to object storage; ""
 	store     Store
 	exchanges *Writer
 	server    *series[ServerSample]
@@ -28,9 +33,17 @@ type RunWriter struct {
 }
 
 // CreateRun starts a run directory. It refuses to overwrite what exists (errors.Is(err, fs.ErrExist)). Until Close, run.json says that
-// the run was interrupted and is not valid.
+// the run was interrupted and is not valid. A run that goes to object storage (Mount) is written to a directory for temporary files, which
+// Close uploads, the manifest last, and removes.
 func CreateRun(where string, m Manifest) (*RunWriter, error) {
-	if err := emptyDirectory(where); err != nil {
+	name, spool := where, ""
+	if Remote(where) {
+		var err error
+		if spool, err = spoolFor(where); err != nil {
+			return nil, fmt.Errorf("create run %s: %w", name, bare(err))
+		}
+		where = spool
+	} else if err := emptyDirectory(where); err != nil {
 		return nil, fmt.Errorf("create run %s: %w", where, err)
 	}
 	store := directory(where)
@@ -42,7 +55,7 @@ func CreateRun(where string, m Manifest) (*RunWriter, error) {
 	if kind == "" {
 		kind = "replay"
 	}
-	w := &RunWriter{where: where, store: store,
+	w := &RunWriter{where: name, spool: spool, store: store,
 		server: &series[ServerSample]{store: store, name: serverFile, version: m.ToolVersion},
 		client: &series[ClientSample]{store: store, name: clientFile, version: m.ToolVersion},
 		gpu:    &series[gpuRow]{store: store, name: gpuFile, version: m.ToolVersion}}
@@ -96,10 +109,76 @@ func (w *RunWriter) Close(m Manifest) error {
 	if err != nil {
 		m.Valid, m.Invalid = false, append([]string{"not everything could be written"}, m.Invalid...)
 	}
-	if err := errors.Join(err, putJSON(w.store, runFile, m)); err != nil {
+	if err := errors.Join(err, putJSON(w.store, runFile, m), w.publish()); err != nil {
 		return fmt.Errorf("close run %s: %w", w.where, err)
 	}
 	return nil
+}
+
+// spoolFor makes the directory that a run is written to on its way to object storage. It refuses a place that is not empty.
+func spoolFor(where string) (string, error) {
+	s, file, err := place(where)
+	if err != nil {
+		return "", err
+	}
+	if file != "" {
+		return "", errors.New("a run is a directory of files, not one file")
+	}
+	switch there, err := occupied(s, ""); {
+	case err != nil:
+		return "", err
+	case there:
+		return "", fs.ErrExist
+	}
+	return os.MkdirTemp("", "shadowtape-run-")
+}
+
+// publish uploads a run that was written to a spool: what it consists of, then what says that it is there. What cannot be uploaded stays.
+func (w *RunWriter) publish() error {
+	if w.spool == "" {
+		return nil
+	}
+	to, _, err := place(w.where)
+	if err == nil {
+		err = Upload(directory(w.spool), to)
+	}
+	if err != nil {
+		return fmt.Errorf("it could not be uploaded and is kept in %s: %w", w.spool, err)
+	}
+	return os.RemoveAll(w.spool)
+}
+
+// Upload copies a trace or run from one store to another. The files that say what it is, trace.json and run.json, come last, so that what
+// is cut short is no run.
+func Upload(from, to Store) error {
+	es, err := from.List("")
+	if err != nil {
+		return err
+	}
+	last := func(e Entry) int { return slices.Index([]string{traceFile, runFile}, e.Name) }
+	slices.SortStableFunc(es, func(a, b Entry) int { return last(a) - last(b) })
+	for _, e := range es {
+		if err := copyObject(from, to, e.Name); err != nil {
+			return fmt.Errorf("%s: %w", e.Name, err)
+		}
+	}
+	return nil
+}
+
+func copyObject(from, to Store, name string) error {
+	r, err := from.Open(name)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	o, err := to.Create(name)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(o, io.NewSectionReader(r, 0, r.Size())); err != nil {
+		return errors.Join(err, o.Discard())
+	}
+	return to.Commit(o)
 }
 
 // series writes one long-form Parquet file beside the exchanges. Without a row there is no file.

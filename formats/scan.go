@@ -84,6 +84,10 @@ func (t *Trace) batches(rows int, names []Column) iter.Seq2[*Batch, error] {
 			}
 			s.columns = append(s.columns, c)
 		}
+		if t.traces != nil {
+			t.merge(rows, names, s.columns)(yield)
+			return
+		}
 		for {
 			b, err := s.next()
 			if err == io.EOF {
@@ -191,6 +195,7 @@ func (s *scan) close() {
 	for _, c := range s.chunks {
 		c.close()
 	}
+	s.chunks = nil
 	s.closeFile()
 }
 
@@ -255,16 +260,19 @@ func (c *column) fill(x *Exchange, v *vector, i int) {
 
 // ServerSamples yields the rows of server.parquet and of the parts after it, in order, or none where there is no such file.
 func (t *Trace) ServerSamples() iter.Seq2[ServerSample, error] {
-	return samples[ServerSample](t, serverKind)
+	return samples(t, serverKind, func(s ServerSample) int64 { return s.UnixNS })
 }
 
 // ClientSamples yields the rows of client.parquet, or none where there is no such file.
 func (t *Trace) ClientSamples() iter.Seq2[ClientSample, error] {
-	return samples[ClientSample](t, clientKind)
+	return samples(t, clientKind, func(s ClientSample) int64 { return s.UnixNS })
 }
 
-// samples reads the series files of one kind beside the exchanges.
-func samples[T any](t *Trace, kind string) iter.Seq2[T, error] {
+// samples reads the series files of one kind beside the exchanges; at is a sample's time.
+func samples[T any](t *Trace, kind string, at func(T) int64) iter.Seq2[T, error] {
+	if t.traces != nil {
+		return mergeSamples(t, kind, at)
+	}
 	return func(yield func(T, error) bool) {
 		parts, err := sampleParts(t.store, kind, segmentSuffix)
 		bad := func(err error) bool {

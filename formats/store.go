@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Store keeps the named objects of one trace: a directory today, object storage one day. An object is not there before it is
+// Store keeps the named objects of one trace: a directory, or a prefix in object storage (Mount). An object is not there before it is
 // committed, and then it is there whole. Safe for concurrent use.
 type Store interface {
 	Create(name string) (Object, error)     // starts an object; an older one of that name stays until Commit
@@ -18,6 +18,8 @@ type Store interface {
 	List(prefix string) ([]Entry, error)    // committed objects whose name begins so, by name
 	Open(name string) (ObjectReader, error) // errors.Is(err, fs.ErrNotExist) where there is none
 	Remove(name string) error
+	Below() ([]string, error) // names of the stores one level below this one, sorted
+	Sub(name string) Store    // one of them
 }
 
 // Object is an object that is being written. Discard gives it up; after Commit it does nothing.
@@ -137,6 +139,22 @@ func (d directory) Open(name string) (ObjectReader, error) {
 	}
 	return &fileReader{File: f, size: info.Size()}, nil
 }
+
+func (d directory) Below() ([]string, error) {
+	es, err := os.ReadDir(string(d))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range es {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+func (d directory) Sub(name string) Store { return directory(filepath.Join(string(d), name)) }
 
 func (d directory) Remove(name string) error { return os.Remove(filepath.Join(string(d), name)) }
 

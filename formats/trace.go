@@ -8,10 +8,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/parquet-go/parquet-go"
@@ -27,6 +26,7 @@ type Trace struct {
 	store    Store
 	segments []string
 	parts    []part
+	traces   []*Trace // not nil: several, read as one; store, segments and parts are then theirs
 	doubted  *atomic.Int64
 }
 
@@ -40,10 +40,10 @@ type part struct {
 	rows    int64
 }
 
-// Open opens a file, a directory of segments, or a run directory. It refuses what is no trace, a segment that is damaged or cut short
-// (saying how many are good), and a format version that this build does not read. A directory with a header and no segment is an empty
-// trace. Segments of several hash keys leave HashKeyID empty:
-// what is shared between them is unknown.
+// Open opens a file, a directory of segments, or a run directory; of a scheme that is mounted (Mount) likewise an object or a prefix. A
+// place without segments that holds traces below it, as several recorders leave them under one prefix, is read as one trace, by time. It
+// refuses what is no trace, a segment that is damaged or cut short (saying how many are good), and a format version that this build does
+// not read. A directory with a header and no segment is an empty trace. Segments of several hash keys leave HashKeyID empty: what is shared between them is unknown.
 func Open(where string) (*Trace, error) {
 	t, err := open(where)
 	if err != nil {
@@ -62,31 +62,66 @@ func bare(err error) error {
 }
 
 func open(where string) (*Trace, error) {
-	info, err := os.Stat(where)
+	store, file, err := place(where)
 	if err != nil {
 		return nil, err
 	}
-	t := &Trace{Name: where, store: directory(where), doubted: new(atomic.Int64)}
-	if !info.IsDir() {
-		t.store, t.segments = directory(filepath.Dir(where)), []string{filepath.Base(where)}
-	} else {
-		es, err := t.store.List(segmentPrefix)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range es {
-			if strings.HasSuffix(e.Name, segmentSuffix) {
-				t.segments = append(t.segments, e.Name)
-			}
-		}
-		if len(t.segments) == 0 && len(es) > 0 {
-			return nil, errors.New("it was left unfinished, or is being written: shadowtape repair brings back what was left")
-		}
-		if len(t.segments) == 0 && !t.empty() {
-			return nil, fmt.Errorf("no segments (%s*%s) in this directory", segmentPrefix, segmentSuffix)
+	t := &Trace{Name: where, store: store, doubted: new(atomic.Int64)}
+	if file != "" {
+		t.segments = []string{file}
+		return t, t.load(false)
+	}
+	unfinished, err := t.list()
+	if err != nil {
+		return nil, err
+	}
+	if unfinished {
+		return nil, errors.New("it was left unfinished, or is being written: shadowtape repair brings back what was left")
+	}
+	if len(t.segments) > 0 || t.empty() {
+		return t, t.load(true)
+	}
+	all, err := traces(store, where, belowLevels)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no segments (%s*%s) in this directory", segmentPrefix, segmentSuffix)
+	}
+	return t, t.join(all)
+}
+
+// list finds the segments. unfinished says that there are none, but something that becomes one.
+func (t *Trace) list() (unfinished bool, err error) {
+	es, err := t.store.List(segmentPrefix)
+	if err != nil {
+		return false, err
+	}
+	for _, e := range es {
+		if strings.HasSuffix(e.Name, segmentSuffix) {
+			t.segments = append(t.segments, e.Name)
 		}
 	}
-	return t, t.load(info.IsDir())
+	return len(t.segments) == 0 && len(es) > 0, nil
+}
+
+// inspectAhead is how many footers are read at once.
+const inspectAhead = 16
+
+// inspectAll reads the segments' footers, several at once: in object storage each costs round trips.
+func (t *Trace) inspectAll() ([]segmentInfo, []error) {
+	infos, errs := make([]segmentInfo, len(t.segments)), make([]error, len(t.segments))
+	var wg sync.WaitGroup
+	turn := make(chan struct{}, inspectAhead)
+	for i, name := range t.segments {
+		turn <- struct{}{}
+		wg.Go(func() {
+			infos[i], errs[i] = inspectSegment(t.store, name)
+			<-turn
+		})
+	}
+	wg.Wait()
+	return infos, errs
 }
 
 // empty reports whether the directory is a trace without a segment: its writer ended, or was killed and repaired, before the first exchange.
@@ -100,8 +135,9 @@ func (t *Trace) load(dir bool) error {
 	var bad error
 	good, all := 0, span{}
 	keys := map[string]bool{}
+	infos, errs := t.inspectAll()
 	for i, name := range t.segments {
-		s, err := inspectSegment(t.store, name)
+		s, err := infos[i], errs[i]
 		if err != nil {
 			if !dir {
 				return err
@@ -243,10 +279,17 @@ func inspect(s Store, name string, columns []*column) (segmentInfo, error) {
 func openParquet(r ObjectReader) (f *parquet.File, err error) {
 	defer recovered(&err)
 	var magic [4]byte
-	if _, err := r.ReadAt(magic[:], 0); err != nil || string(magic[:]) != "PAR1" {
+	if _, err := r.ReadAt(magic[:], 0); err != nil && err != io.EOF {
+		return nil, err
+	} else if string(magic[:]) != "PAR1" {
 		return nil, errors.New("not a Parquet file")
 	}
-	if _, err := r.ReadAt(magic[:], r.Size()-4); r.Size() < 12 || err != nil || string(magic[:]) != "PAR1" {
+	if r.Size() < 12 {
+		return nil, errors.New("cut short: a Parquet file without its footer")
+	}
+	if _, err := r.ReadAt(magic[:], r.Size()-4); err != nil && err != io.EOF {
+		return nil, err
+	} else if string(magic[:]) != "PAR1" {
 		return nil, errors.New("cut short: a Parquet file without its footer")
 	}
 	f, err = parquet.OpenFile(r, r.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true), parquet.ReadBufferSize(32<<10))
@@ -267,8 +310,11 @@ func recovered(err *error) {
 func (t *Trace) Close() error { return nil }
 
 // Split cuts the trace into at most n traces of about equal numbers of rows, in order, to be read in parallel. Each names the whole
-// trace and carries its header.
+// trace and carries its header. Several traces that are read as one are not cut: their order is made while they are read.
 func (t *Trace) Split(n int) []*Trace {
+	if t.traces != nil {
+		return []*Trace{t}
+	}
 	var out []*Trace
 	want := (t.Rows + int64(max(n, 1)) - 1) / int64(max(n, 1))
 	for _, p := range t.parts {
@@ -287,14 +333,20 @@ func (t *Trace) Split(n int) []*Trace {
 // SHA256 is the checksum over the trace's segments in order, in hex.
 func (t *Trace) SHA256() (string, error) {
 	h := sha256.New()
-	for _, name := range t.segments {
-		r, err := t.store.Open(name)
-		if err != nil {
-			return "", err
-		}
-		_, err = io.Copy(h, io.NewSectionReader(r, 0, r.Size()))
-		if err := errors.Join(err, r.Close()); err != nil {
-			return "", fmt.Errorf("checksum of trace %s: %w", t.Name, err)
+	parts := t.traces
+	if parts == nil {
+		parts = []*Trace{t}
+	}
+	for _, p := range parts {
+		for _, name := range p.segments {
+			r, err := p.store.Open(name)
+			if err != nil {
+				return "", fmt.Errorf("checksum of trace %s: %w", t.Name, bare(err))
+			}
+			_, err = io.CopyBuffer(h, io.NewSectionReader(r, 0, r.Size()), make([]byte, 1<<20))
+			if err := errors.Join(err, r.Close()); err != nil {
+				return "", fmt.Errorf("checksum of trace %s: %w", t.Name, err)
+			}
 		}
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil

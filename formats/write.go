@@ -105,6 +105,9 @@ func create(where string, h Header, o SegmentOptions) (*Writer, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	if Remote(where) {
+		return createRemote(where, h, o)
+	}
 	if strings.HasSuffix(where, segmentSuffix) {
 		if o.MaxAge != 0 || o.Journal || o.Append || o.Quota != 0 {
 			return nil, errors.New("age, journal, append and quota need a directory, not one file")
@@ -124,6 +127,29 @@ func create(where string, h Header, o SegmentOptions) (*Writer, error) {
 		return nil, err
 	}
 	w := newWriter(where, directory(where), h, o)
+	return w, w.begin()
+}
+
+// createRemote is create in object storage.
+func createRemote(where string, h Header, o SegmentOptions) (*Writer, error) {
+	if o.Journal || o.Append || o.Quota != 0 {
+		return nil, errors.New("journal, append and quota need a directory")
+	}
+	s, file, err := place(where)
+	if err != nil {
+		return nil, err
+	}
+	switch there, err := occupied(s, file); {
+	case err != nil:
+		return nil, err
+	case there:
+		return nil, fs.ErrExist
+	}
+	w := newWriter(where, s, h, o)
+	if w.single = file; file != "" {
+		return w, w.next()
+	}
+	w.lock = io.NopCloser(nil) // there are no locks
 	return w, w.begin()
 }
 
