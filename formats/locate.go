@@ -51,6 +51,18 @@ func place(where string) (s Store, file string, err error) {
 	return s, file, err
 }
 
+// Place is the store of a name: of a directory that exists, or of a prefix in storage that is mounted (Mount).
+func Place(where string) (Store, error) {
+	s, file, err := place(where)
+	if err == nil && file != "" {
+		err = errors.New("it names one file")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at %s: %w", where, bare(err))
+	}
+	return s, nil
+}
+
 // Exists reports whether something stands at a name already: a file, a directory, or objects below a prefix.
 func Exists(where string) (bool, error) {
 	if !Remote(where) {

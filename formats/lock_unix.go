@@ -17,7 +17,7 @@ func lockDirectory(where string) (io.Closer, error) {
 		return nil, err
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
-		return nil, errors.Join(errors.New("another process is writing to it"), f.Close())
+		return nil, errors.Join(ErrBusy, f.Close())
 	}
 	return f, nil
 }

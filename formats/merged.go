@@ -7,8 +7,8 @@ import (
 	"io"
 	"iter"
 	"math"
-	"path"
 	"slices"
+	"strings"
 	"sync/atomic"
 )
 
@@ -23,7 +23,7 @@ func traces(s Store, name string, levels int) ([]*Trace, error) {
 	}
 	var all []*Trace
 	for _, n := range names {
-		sub, below := s.Sub(n), path.Join(name, n)
+		sub, below := s.Sub(n), strings.TrimRight(name, "/")+"/"+n
 		t := &Trace{Name: below, store: sub, doubted: new(atomic.Int64)}
 		unfinished, err := t.list()
 		switch {
@@ -57,7 +57,13 @@ func (t *Trace) join(all []*Trace) error {
 		return nil
 	}
 	t.traces = all
-	h := all[0].Header
+	first := all[0]
+	for _, p := range all {
+		if first.Rows == 0 { // what an empty one says is true of no row
+			first = p
+		}
+	}
+	h := first.Header
 	h.Counters, h.Source = Counters{}, ""
 	known := span{}
 	for _, p := range all {
@@ -68,11 +74,14 @@ func (t *Trace) join(all []*Trace) error {
 		if o.StartUnixNS != 0 || o.EndUnixNS != 0 {
 			known.add(o.StartUnixNS, o.EndUnixNS)
 		}
+		if p.Rows == 0 {
+			continue
+		}
 		if o.TimeBase != "absolute" {
 			return fmt.Errorf("%s counts its times from its own start: it cannot be read as one with the others", p.Name)
 		}
 		if o.PrefixBlockSize != h.PrefixBlockSize || o.PrefixBlockUnit != h.PrefixBlockUnit || o.PrefixBlockRule != h.PrefixBlockRule || o.Prompts != h.Prompts {
-			return fmt.Errorf("%s has other prefix blocks (%d %s) than %s (%d %s): they cannot be read as one", p.Name, o.PrefixBlockSize, o.PrefixBlockUnit, all[0].Name, h.PrefixBlockSize, h.PrefixBlockUnit)
+			return fmt.Errorf("%s has other prompts (%s, blocks of %d %s by %s) than %s (%s, %d %s, %s): they cannot be read as one", p.Name, o.Prompts, o.PrefixBlockSize, o.PrefixBlockUnit, o.PrefixBlockRule, first.Name, h.Prompts, h.PrefixBlockSize, h.PrefixBlockUnit, h.PrefixBlockRule)
 		}
 		h.FormatVersion, h.TimeQuantumNS = max(h.FormatVersion, o.FormatVersion), max(h.TimeQuantumNS, o.TimeQuantumNS)
 		// What they do not agree on is unknown of the whole.
@@ -83,7 +92,7 @@ func (t *Trace) join(all []*Trace) error {
 			}
 		}
 		if o.SamplingFraction != h.SamplingFraction {
-			return fmt.Errorf("%s keeps another share of its traffic (%v) than %s (%v): the load of both is not one", p.Name, o.SamplingFraction, all[0].Name, h.SamplingFraction)
+			return fmt.Errorf("%s keeps another share of its traffic (%v) than %s (%v): the load of both is not one", p.Name, o.SamplingFraction, first.Name, h.SamplingFraction)
 		}
 	}
 	h.StartUnixNS, h.EndUnixNS = known.from, known.to

@@ -148,7 +148,7 @@ func TestTracesThatAreNotOne(t *testing.T) {
 		want string
 	}{
 		"relative times": {Header{}, Header{TimeBase: "relative"}, "counts its times from its own start"},
-		"blocks":         {Header{PrefixBlockSize: 16, PrefixBlockUnit: "tokens"}, Header{PrefixBlockSize: 32, PrefixBlockUnit: "tokens"}, "other prefix blocks"},
+		"blocks":         {Header{PrefixBlockSize: 16, PrefixBlockUnit: "tokens"}, Header{PrefixBlockSize: 32, PrefixBlockUnit: "tokens"}, "other prompts"},
 		"sampling":       {Header{SamplingFraction: 0.1}, Header{}, "another share"},
 	} {
 		dir := t.TempDir()

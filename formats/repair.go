@@ -17,6 +17,9 @@ const (
 	retryEvery    = time.Second // while the disk is full
 )
 
+// ErrBusy is the error of a directory that another process is writing to.
+var ErrBusy = errors.New("another process is writing to it")
+
 // RepairReport says what Repair found and did.
 type RepairReport struct {
 	Segments  int      // good ones, the rebuilt included

@@ -148,6 +148,45 @@ func (w *RunWriter) publish() error {
 	return os.RemoveAll(w.spool)
 }
 
+// Publish copies a trace or run from one place to another, such as from a directory to object storage. It refuses to overwrite what exists
+// (errors.Is(err, fs.ErrExist)).
+func Publish(from, to string) error {
+	bad := func(err error) error { return fmt.Errorf("publish %s: %w", to, bare(err)) }
+	src, file, err := place(from)
+	if err != nil {
+		return bad(err)
+	}
+	if there, err := Exists(to); err != nil {
+		return err
+	} else if there {
+		return bad(fs.ErrExist)
+	}
+	if file != "" && !Remote(to) {
+		return bad(errors.New("one file goes to object storage only"))
+	}
+	if !Remote(to) {
+		if err := emptyDirectory(to); err != nil {
+			return bad(err)
+		}
+	}
+	dst, name, err := place(to)
+	if err != nil {
+		return bad(err)
+	}
+	if (file == "") != (name == "") {
+		return bad(errors.New("a file becomes a file, a directory a prefix"))
+	}
+	if file != "" {
+		err = copyObject(src, dst, file, name)
+	} else {
+		err = Upload(src, dst)
+	}
+	if err != nil {
+		return bad(err)
+	}
+	return nil
+}
+
 // Upload copies a trace or run from one store to another. The files that say what it is, trace.json and run.json, come last, so that what
 // is cut short is no run.
 func Upload(from, to Store) error {
@@ -158,20 +197,23 @@ func Upload(from, to Store) error {
 	last := func(e Entry) int { return slices.Index([]string{traceFile, runFile}, e.Name) }
 	slices.SortStableFunc(es, func(a, b Entry) int { return last(a) - last(b) })
 	for _, e := range es {
-		if err := copyObject(from, to, e.Name); err != nil {
+		if err := copyObject(from, to, e.Name, e.Name); err != nil {
 			return fmt.Errorf("%s: %w", e.Name, err)
 		}
 	}
 	return nil
 }
 
-func copyObject(from, to Store, name string) error {
+// Copy copies one object from one store to another.
+func Copy(from, to Store, name string) error { return copyObject(from, to, name, name) }
+
+func copyObject(from, to Store, name, as string) error {
 	r, err := from.Open(name)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	o, err := to.Create(name)
+	o, err := to.Create(as)
 	if err != nil {
 		return err
 	}

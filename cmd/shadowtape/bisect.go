@@ -101,6 +101,9 @@ func (a *app) bisect(c *cobra.Command, o bisectFlags) (err error) {
 			bad = append(bad, fmt.Errorf("%s is missing", v.name))
 		}
 	}
+	if formats.Remote(o.out) {
+		bad = append(bad, localOnly(o.out))
+	}
 	b := &bisection{a: a, o: o, trees: map[string]*tree{}, counts: map[string]int{}}
 	for _, m := range verdict.Defaults() {
 		if m.Name == o.metric && (m.Kind == verdict.Centre || m.Kind == verdict.Slow || m.Name == "capacity") {

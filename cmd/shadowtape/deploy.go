@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"os/user"
@@ -205,11 +207,14 @@ func (a *app) replayDeployed(c *cobra.Command, where string, o replayFlags, run 
 	if err != nil {
 		return err
 	}
+	if formats.Remote(o.out) {
+		return usageError(fmt.Errorf("--deploy with -o %s: the candidate's log is kept beside the run, which must be a directory", o.out), "")
+	}
 	if _, err := os.Stat(o.out); err == nil && !o.force { // known before a start that may take minutes
 		return withHint(fmt.Errorf("create run %s: %w", o.out, os.ErrExist), "--force replaces it")
 	}
-	if _, err := os.Stat(where); err != nil {
-		return fmt.Errorf("open trace: %w", err)
+	if there, err := formats.Exists(where); err != nil || !there {
+		return fmt.Errorf("open trace %s: %w", where, cmp.Or(err, fs.ErrNotExist))
 	}
 	o.deploy.allowInvalid = o.allowInvalid
 	log := filepath.Clean(o.out) + ".candidate.log" // moves into the run directory, which must not exist before the run

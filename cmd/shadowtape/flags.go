@@ -91,3 +91,8 @@ func applyConfig(c *cobra.Command, file string) error {
 	}
 	return errors.Join(errs...)
 }
+
+// localOnly is the error of an output that is worked in and cannot be object storage.
+func localOnly(where string) error {
+	return fmt.Errorf("-o %s: this is worked in and must be a directory; its runs can be copied there when it is done", where)
+}

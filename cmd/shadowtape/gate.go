@@ -113,6 +113,9 @@ func (o *gateFlags) check() error {
 			bad("%s is missing", v.name)
 		}
 	}
+	if formats.Remote(o.out) {
+		errs = append(errs, localOnly(o.out))
+	}
 	switch {
 	case o.tier != "nightly" && o.tier != "pr":
 		bad("--tier is nightly or pr, not %q", o.tier)

@@ -45,6 +45,7 @@ var only = map[string][]string{
 	"golang.org/x/sys":                 {"recorder", "replayer", "internal/gpu", "internal/deploy", "internal/term", "internal/sim", "formats"},
 	"golang.org/x/net/bpf":             {"recorder"},
 	"golang.org/x/term":                {"internal/term", "cmd"},
+	"github.com/minio/minio-go/v7":     {"internal/objects"},
 	"gopkg.in/yaml.v3":                 {"cmd", "internal/experiment", "internal/deploy"},
 	"github.com/rogpeppe/go-internal":  {"test"},
 	"github.com/google/go-cmp":         {"test"},

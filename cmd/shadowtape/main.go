@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/objects"
 	"github.com/shadowtape/shadowtape/internal/term"
 )
 
@@ -76,6 +79,10 @@ var verbs = []func(*app) *cobra.Command{
 // run is the whole program but for process state: stdout carries the answer, stderr progress, warnings and one-line errors.
 func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) int {
 	a := &app{in: in, out: term.Plain(out), err: term.Plain(errw)}
+	formats.Mount("s3", objects.New(ctx, objects.Config{
+		Endpoint: cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL")),
+		Region:   cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")),
+	}).Store)
 	root := &cobra.Command{
 		Use:           "shadowtape",
 		Short:         "Record LLM traffic without its text, replay it, measure it, and stop the slower release",

@@ -49,6 +49,7 @@ type liveFlags struct {
 	segmentAge                   time.Duration
 	segmentSize, quota           byteSize
 	appendTrace                  bool
+	spool                        string
 }
 
 func (o *liveFlags) add(f *pflag.FlagSet) {
@@ -87,6 +88,7 @@ func (o *liveFlags) add(f *pflag.FlagSet) {
 	o.segmentSize = 64 << 20
 	f.Var(&o.segmentSize, "segment-size", "or after so many bytes, uncompressed")
 	f.Var(&o.quota, "quota", "bytes that the trace may take; the oldest segments that are not pinned go first (default: no limit)")
+	f.StringVar(&o.spool, "spool", "", "with -o s3://BUCKET/PREFIX: `directory` that segments are written to first (default: shadowtape-spool in the directory for temporary files)")
 	f.BoolVar(&o.appendTrace, "append", false, "go on with a trace that is there, repairing it first: for services that restart")
 }
 
@@ -96,7 +98,7 @@ var liveGroups = []flagGroup{
 	{"As a sink of mirrored requests", []string{"sink"}},
 	{"What is recorded", []string{"path", "model", "status", "sample", "sample-by", "sample-window", "duration"}},
 	{"The server's state", []string{"metrics", "gpu-metrics", "scrape"}},
-	{"Operation", []string{"metrics-listen", "memory", "segment-age", "segment-size", "quota", "append"}},
+	{"Operation", []string{"metrics-listen", "memory", "segment-age", "segment-size", "quota", "append", "spool"}},
 }
 
 // live reports whether a source of traffic as it passes is asked for.
@@ -175,6 +177,10 @@ func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) err
 		return usageError(errors.New("traffic as it passes is recorded into a directory, not one file"), "-o DIRECTORY")
 	case l.check && l.watches():
 		return usageError(errors.New("--check writes nothing: it watches no metrics"), "leave --metrics and --gpu-metrics out")
+	case l.spool != "" && !formats.Remote(o.out):
+		return usageError(errors.New("--spool is for a trace that goes to object storage"), "-o s3://BUCKET/PREFIX")
+	case o.force && formats.Remote(o.out) && !l.check:
+		return usageError(fmt.Errorf("--force with -o %s: recorders share a prefix, and each start adds its own trace below it", o.out), "")
 	case l.scrape <= 0:
 		return usageError(fmt.Errorf("--scrape %s is not positive", l.scrape), "")
 	case l.duration < 0:
@@ -232,7 +238,17 @@ func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) err
 
 func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget recorder.Budget, src *liveSource, watch *serverWatch) (err error) {
 	l := &o.live
-	if o.force {
+	open := func(h formats.Header, s formats.SegmentOptions) (recorder.Segments, error) {
+		return formats.Create(o.out, h, s)
+	}
+	if formats.Remote(o.out) {
+		s := &shipment{a: a, to: o.out, spool: l.spool, node: o.node}
+		if err := s.start(ctx); err != nil {
+			return err
+		}
+		open = s.open
+		defer func() { err = errors.Join(err, s.finish()) }()
+	} else if o.force {
 		if err := formats.Remove(o.out); err != nil {
 			return err
 		}
@@ -247,7 +263,7 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 	}
 	recorder.Describe(&h, key)
 	segments := formats.SegmentOptions{MaxAge: l.segmentAge, MaxBytes: int64(l.segmentSize), Journal: true, Append: l.appendTrace, Quota: int64(l.quota)}
-	w, err := formats.Create(o.out, h, segments)
+	w, err := open(h, segments)
 	if errors.Is(err, fs.ErrExist) {
 		return withHint(err, "--append goes on with it, --force replaces it")
 	}
@@ -256,7 +272,7 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 	}
 	again := segments
 	again.Append = true
-	spool := recorder.NewSpool(w, watch.with(src.stats), recorder.SpoolOptions{QueueBytes: budget.Queue, Reopen: func() (recorder.Segments, error) { return formats.Create(o.out, h, again) }})
+	spool := recorder.NewSpool(w, watch.with(src.stats), recorder.SpoolOptions{QueueBytes: budget.Queue, Reopen: func() (recorder.Segments, error) { return open(h, again) }})
 	src.spool(spool)
 	if l.metrics != "" {
 		m, err := net.Listen("tcp", l.metrics)

@@ -189,6 +189,9 @@ func (a *app) sweep(c *cobra.Command, args []string, o sweepFlags) error {
 	if o.out == "" {
 		return usageError(errors.New("-o is missing"), "shadowtape sweep --help")
 	}
+	if formats.Remote(o.out) {
+		return usageError(localOnly(o.out), "")
+	}
 	so := sweep.Options{Dir: o.out, Retry: o.retry, Job: job.Options{Model: o.model, ToolVersion: readBuildInfo().Version, Command: commandLine(c, args...)}, Progress: a.sweepProgress}
 	if m.Deploy != "" {
 		so.Start = o.deploy.options(a, "sweep")

@@ -220,8 +220,8 @@ func writeRows(where string, h formats.Header, rows iter.Seq2[*formats.Exchange,
 
 // clearTrace removes an earlier trace, and only a trace, where force says so.
 func clearTrace(where string, force bool) error {
-	if _, err := os.Stat(where); errors.Is(err, fs.ErrNotExist) {
-		return nil
+	if there, err := formats.Exists(where); err != nil || !there {
+		return err
 	}
 	if !force {
 		return withHint(fmt.Errorf("write trace %s: %w", where, fs.ErrExist), "--force replaces it")

@@ -3,8 +3,10 @@ package foreign
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"sort"
@@ -19,6 +21,7 @@ const window = 1 << 15
 // file of its own; the runs are merged at the end. Rows of one arrival keep the order in which they came.
 type sorter struct {
 	where      string
+	publish    string          // where the trace goes from there, in object storage; "": it stays
 	w          *formats.Writer // the trace, or the open run once there are several
 	scratch    string          // directory of the runs; "" while one is enough
 	runs       []string
@@ -35,11 +38,24 @@ type sorter struct {
 }
 
 func newSorter(where string, h formats.Header) (*sorter, error) {
+	publish := ""
+	if formats.Remote(where) { // what is sorted is renamed and read again: that is done here
+		if there, err := formats.Exists(where); err != nil {
+			return nil, err
+		} else if there {
+			return nil, fmt.Errorf("create trace %s: %w", where, fs.ErrExist)
+		}
+		dir, err := os.MkdirTemp("", "shadowtape-import-")
+		if err != nil {
+			return nil, err
+		}
+		publish, where = where, filepath.Join(dir, "trace"+path.Ext(where))
+	}
 	w, err := formats.Create(where, h, formats.SegmentOptions{})
 	if err != nil {
 		return nil, err
 	}
-	return &sorter{where: where, w: w, h: h}, nil
+	return &sorter{where: where, publish: publish, w: w, h: h}, nil
 }
 
 // header is the header of the trace to be; what is set here before close is stored.
@@ -155,6 +171,11 @@ func (s *sorter) close(r *Report) (err error) {
 	if err := s.w.Close(); err != nil {
 		return errors.Join(err, s.abandon())
 	}
+	if s.publish != "" {
+		if err := formats.Publish(s.where, s.publish); err != nil {
+			return errors.Join(err, s.abandon())
+		}
+	}
 	return s.clean()
 }
 
@@ -227,10 +248,13 @@ func (s *sorter) abandon() error {
 }
 
 func (s *sorter) clean() error {
-	if s.scratch == "" {
-		return nil
+	switch {
+	case s.publish != "":
+		return os.RemoveAll(filepath.Dir(s.where))
+	case s.scratch != "":
+		return os.RemoveAll(s.scratch)
 	}
-	return os.RemoveAll(s.scratch)
+	return nil
 }
 
 // quantum finds the tick of a coarse clock in sorted arrivals: the median spacing of the distinct times, where most rows share their

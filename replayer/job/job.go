@@ -155,7 +155,9 @@ func Prepare(ctx context.Context, o Options) (*Job, error) {
 		return nil, err
 	}
 	o.Selection.Seed = o.Seed
-	if _, err := os.Stat(o.Out); err == nil && !o.Replace {
+	if there, err := formats.Exists(o.Out); err != nil {
+		return nil, fmt.Errorf("create run %s: %w", o.Out, err)
+	} else if there && !o.Replace {
 		return nil, fmt.Errorf("create run %s: %w", o.Out, os.ErrExist)
 	}
 	c, err := client.New(o.Client)
