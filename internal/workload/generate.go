@@ -72,6 +72,20 @@ type generator struct {
 	threads *threader
 	talks   *sessions
 	src     source
+	slab    []formats.Exchange // to hand out
+}
+
+// slabRows is how many exchanges are allocated together: one of them that is kept keeps them all.
+const slabRows = 32
+
+// fresh is an empty exchange.
+func (g *generator) fresh() *formats.Exchange {
+	if len(g.slab) == 0 {
+		g.slab = make([]formats.Exchange, slabRows)
+	}
+	x := &g.slab[0]
+	g.slab = g.slab[1:]
+	return x
 }
 
 func newGenerator(m *Model, o Options, factor float64) *generator {
@@ -102,7 +116,7 @@ func (g *generator) next() *formats.Exchange {
 		return nil
 	}
 	s := g.streams[0]
-	x := s.request()
+	x := s.request(g.fresh())
 	if s.advance() {
 		heap.Fix(&g.streams, 0)
 	} else {
@@ -118,7 +132,7 @@ func (g *generator) nextTurn() *formats.Exchange {
 		var x *formats.Exchange
 		if len(g.streams) > 0 && (len(g.talks.due) == 0 || g.streams[0].at <= g.talks.due[0].at) {
 			s := g.streams[0]
-			x = s.request()
+			x = s.request(g.fresh())
 			if s.advance() {
 				heap.Fix(&g.streams, 0)
 			} else {
@@ -264,8 +278,8 @@ func (s *stream) fill() bool {
 	return true
 }
 
-// request makes the request at s.at.
-func (s *stream) request() *formats.Exchange {
+// request makes an empty exchange the request at s.at.
+func (s *stream) request(x *formats.Exchange) *formats.Exchange {
 	u := 0.0
 	if s.clock != nil {
 		u = s.src.uniform()
@@ -276,9 +290,10 @@ func (s *stream) request() *formats.Exchange {
 		s.ranks = s.ranks[:k]
 	}
 	input, output := s.window.Lengths.draw(u, &s.src)
-	return &formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: s.at, TenantID: s.tenant,
-		InputTokens: formats.Of(input), InputTokensSource: formats.TokensDrawn, OutputTokens: formats.Of(output), OutputTokensSource: formats.TokensDrawn,
-		Drawn: formats.Of(formats.DrawnArrival | formats.DrawnInput | formats.DrawnOutput)}
+	x.Phase, x.ArrivalUnixNS, x.TenantID = formats.PhaseRecord, s.at, s.tenant
+	x.InputTokens, x.InputTokensSource, x.OutputTokens, x.OutputTokensSource = formats.Of(input), formats.TokensDrawn, formats.Of(output), formats.TokensDrawn
+	x.Drawn = formats.Of(formats.DrawnArrival | formats.DrawnInput | formats.DrawnOutput)
+	return x
 }
 
 // draw returns a pair of lengths; u in [0, 1) chooses the input where there is a table.
