@@ -10,11 +10,13 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
+	"github.com/shadowtape/shadowtape/internal/stats"
 	"github.com/shadowtape/shadowtape/internal/virtual"
 )
 
@@ -31,6 +33,7 @@ func calibrateCommand(a *app) *cobra.Command {
 		out      string
 		name     string
 		requests int64
+		holdOut  float64
 		asJSON   bool
 		force    bool
 	)
@@ -38,7 +41,9 @@ func calibrateCommand(a *app) *cobra.Command {
 		Use:   "calibrate RUN -o PROFILE.json",
 		Short: "Fit the step times of simulate and sim to a real run, and say how well they fit",
 		Long: `Calibrate finds the engine's step times with which a simulation of a run's own arrivals comes closest to what was measured, and writes them
-as a profile for simulate and sim. The pages of the cache are read from the run's server metrics where they are there, else from --profile.`,
+as a profile for simulate and sim. The pages of the cache are read from the run's server metrics where they are there, else from --profile.
+The last requests are held out: the error on them, which nothing was fitted to, is what to expect of a simulation of other traffic. Times count
+from when a request reached the server: what it was sent late, and the round trip that the run has measured, are taken off.`,
 		Example: `  shadowtape calibrate run1 -o candidate.json
   shadowtape calibrate run1 --profile llama-3.1-70b-h100x4 --max-num-seqs 512 -o candidate.json
   shadowtape simulate prod.trace --profile ./candidate.json -o sim1`,
@@ -67,7 +72,10 @@ as a profile for simulate and sim. The pages of the cache are read from the run'
 			if f.blockSize == 0 && run.pageSize > 0 {
 				p.PageSize = run.pageSize
 			}
-			o := virtual.CalibrateOptions{Profile: p, Replicas: run.replicas, Header: run.header}
+			o := virtual.CalibrateOptions{Profile: p, Replicas: run.replicas, Header: run.header, RoundTrip: run.roundTrip, HoldOut: holdOut}
+			if err := o.Validate(); err != nil {
+				return usageError(err, "shadowtape calibrate --help")
+			}
 			p, fit, err := virtual.Calibrate(c.Context(), run.rows, o)
 			if err != nil {
 				return fmt.Errorf("calibrate %s: %w", args[0], err)
@@ -76,7 +84,7 @@ as a profile for simulate and sim. The pages of the cache are read from the run'
 			if run.model != "" {
 				p.Model = run.model
 			}
-			p.Source = fmt.Sprintf("calibrated to %d requests of run %s", fit.Requests, run.label)
+			p.Source = fmt.Sprintf("calibrated to %d requests of run %s", fit.Fitted.Requests, run.label)
 			data, err := json.MarshalIndent(p, "", "  ")
 			if err != nil {
 				return err
@@ -88,11 +96,8 @@ as a profile for simulate and sim. The pages of the cache are read from the run'
 				return json.NewEncoder(a.out).Encode(calibration{1, p, fit})
 			}
 			k := p.Coefficients
-			_, err = fmt.Fprintf(a.out, "profile %s: step = %.4g ms + %.4g us/prompt token + %.4g us/sequence + %.4g us/1000 context tokens\n"+
-				"%d requests; error of a request's ttft: median %.1f %%, p90 %.1f %%; tpot: median %.1f %%, p90 %.1f %%\n"+
-				"error of quantiles: ttft p50 %+.1f %%, p99 %+.1f %%; tpot p50 %+.1f %%, p99 %+.1f %%\n",
-				out, k.Fixed*1e3, k.PerPrefill*1e6, k.PerDecode*1e6, k.PerContext*1e9, fit.Requests, fit.TTFTMedian*100, fit.TTFTP90*100, fit.TPOTMedian*100, fit.TPOTP90*100,
-				fit.TTFTQuantile.P50*100, fit.TTFTQuantile.P99*100, fit.TPOTQuantile.P50*100, fit.TPOTQuantile.P99*100)
+			_, err = fmt.Fprintf(a.out, "profile %s: step = %.4g ms + %.4g us/prompt token + %.4g us/sequence + %.4g us/1000 context tokens\n%s%s",
+				out, k.Fixed*1e3, k.PerPrefill*1e6, k.PerDecode*1e6, k.PerContext*1e9, errorsOf("fitted to", fit.Fitted), errorsOf("held out", fit.HeldOut))
 			return err
 		},
 	}
@@ -101,6 +106,7 @@ as a profile for simulate and sim. The pages of the cache are read from the run'
 	fl.BoolVar(&force, "force", false, "replace the profile where it exists")
 	fl.StringVar(&name, "name", "", "name in the profile (default: the file's)")
 	fl.Int64Var(&requests, "max-requests", 5000, "use the first so many requests")
+	fl.Float64Var(&holdOut, "hold-out", 0.3, "share of them, the last ones, that nothing is fitted to")
 	fl.BoolVar(&asJSON, "json", false, "print one JSON document")
 	f.add(fl)
 	for _, unused := range []string{"seed", "slowdown", "noise"} {
@@ -108,9 +114,37 @@ as a profile for simulate and sim. The pages of the cache are read from the run'
 	}
 	groupFlags(c,
 		flagGroup{"Server", []string{"profile", "pages", "block-size", "max-num-seqs", "token-budget"}},
-		flagGroup{"Result", []string{"output", "name", "max-requests", "json", "force"}},
+		flagGroup{"Result", []string{"output", "name", "max-requests", "hold-out", "json", "force"}},
 	)
 	return c
+}
+
+// errorsOf says how far a simulation was from a part of the run.
+func errorsOf(part string, e virtual.Errors) string {
+	if e.Requests == 0 {
+		return part + " 0 requests\n"
+	}
+	return fmt.Sprintf("%s %d requests: error of a request's ttft: median %.1f %%, p90 %.1f %%; tpot: median %.1f %%, p90 %.1f %%\n"+
+		"  of quantiles: ttft p50 %+.1f %%, p99 %+.1f %%; tpot p50 %+.1f %%, p99 %+.1f %%\n",
+		part, e.Requests, e.TTFTMedian*100, e.TTFTP90*100, e.TPOTMedian*100, e.TPOTP90*100,
+		e.TTFTQuantile.P50*100, e.TTFTQuantile.P99*100, e.TPOTQuantile.P50*100, e.TPOTQuantile.P99*100)
+}
+
+// roundTrip is the median of what the run's client measured to its targets; 0 where it did not.
+func roundTrip(m *formats.Manifest) time.Duration {
+	targets, _ := m.Environment["targets"].([]any)
+	var ms []float64
+	for _, t := range targets {
+		if target, ok := t.(map[string]any); ok {
+			if v, ok := target["round_trip_ms"].(float64); ok && v > 0 {
+				ms = append(ms, v)
+			}
+		}
+	}
+	if len(ms) == 0 {
+		return 0
+	}
+	return time.Duration(stats.Median(ms) * 1e6)
 }
 
 // measuredRun is what calibrate needs of a run.
@@ -122,6 +156,8 @@ type measuredRun struct {
 	model    string
 	pages    int // of the cache, from the server's metrics; 0: unknown
 	pageSize int
+	// roundTrip is between client and server; 0: unknown, or none, as of a simulation
+	roundTrip time.Duration
 }
 
 func readMeasured(where string, limit int64) (m measuredRun, err error) {
@@ -133,6 +169,7 @@ func readMeasured(where string, limit int64) (m measuredRun, err error) {
 	m.header, m.label, m.replicas = t.Header, filepath.Base(filepath.Clean(where)), 1
 	if t.Manifest != nil {
 		m.model, m.label, m.replicas = t.Manifest.Model, t.Manifest.Label, max(len(t.Manifest.Targets), 1)
+		m.roundTrip = roundTrip(t.Manifest)
 	}
 	for x, err := range t.All() {
 		if err != nil {

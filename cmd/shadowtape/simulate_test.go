@@ -167,12 +167,12 @@ func TestCalibrateASimulation(t *testing.T) {
 		if code := run(t.Context(), args, strings.NewReader(""), &stdout, &errs); code != exitGood {
 			t.Fatalf("%v: exit %d: %s", args, code, errs.String())
 		}
-		if args[0] == "calibrate" && !strings.Contains(stdout.String(), "200 requests; error of a request's ttft: median 0.") {
+		if args[0] == "calibrate" && !strings.Contains(stdout.String(), "held out 60 requests: error of a request's ttft: median 0.") {
 			t.Errorf("calibrate says %s", stdout.String())
 		}
 	}
 	var stdout, errs bytes.Buffer
-	if code := run(t.Context(), []string{"calibrate", in, "-o", filepath.Join(dir, "x.json")}, strings.NewReader(""), &stdout, &errs); code != exitFailed || !strings.Contains(errs.String(), "0 of 200") {
+	if code := run(t.Context(), []string{"calibrate", in, "-o", filepath.Join(dir, "x.json")}, strings.NewReader(""), &stdout, &errs); code != exitFailed || !strings.Contains(errs.String(), "0 of the first 140") {
 		t.Errorf("a trace without times: exit %d, %s", code, errs.String())
 	}
 	checkDocumented(t, "calibrate", must(t, "calibrate", out, "-o", filepath.Join(dir, "y.json"), "--max-requests", "60", "--json"))

@@ -1,22 +1,31 @@
 package virtual
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sort"
+	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
-// Fit is how well calibrated coefficients reproduce the run they were fitted to. Errors are relative; those of requests are medians and
-// 90th percentiles of |simulated ÷ measured − 1| over the requests, those of quantiles are simulated ÷ measured − 1.
+// Fit is how well calibrated coefficients reproduce the run they were fitted to.
 type Fit struct {
+	Evaluations int    `json:"evaluations"` // simulations made
+	Fitted      Errors `json:"fitted"`      // of the requests that the coefficients were fitted to
+	HeldOut     Errors `json:"held_out"`    // of those that came after them, which nothing was fitted to
+}
+
+// Errors compare a simulation with a measurement. They are relative; those of requests are medians and 90th percentiles of
+// |simulated ÷ measured − 1| over the requests, those of quantiles are simulated ÷ measured − 1.
+type Errors struct {
 	Requests     int     `json:"requests"` // compared
-	Evaluations  int     `json:"evaluations"`
 	TTFTMedian   float64 `json:"ttft_error_median"`
 	TTFTP90      float64 `json:"ttft_error_p90"`
 	TPOTMedian   float64 `json:"tpot_error_median"`
@@ -36,32 +45,61 @@ type CalibrateOptions struct {
 	Profile     engine.Profile // pages, sequences, budget as the server had them; its coefficients are not used
 	Replicas    int            // 0 is 1
 	Header      formats.Header // the run's
+	RoundTrip   time.Duration  // between client and server: a first token's way there and back is no part of the server's time
+	HoldOut     float64        // share of the requests, the last ones, that nothing is fitted to; 0 is 0.3
 	Evaluations int            // of the simulation in the last walk; 0 is 200
 }
 
-// minRequests is the least that Calibrate works with.
-const minRequests = 20
+// Validate reports every option that cannot be used.
+func (o CalibrateOptions) Validate() error {
+	var errs []error
+	if o.RoundTrip < 0 || o.Evaluations < 0 || o.Replicas < 0 {
+		errs = append(errs, errors.New("round trip, evaluations and replicas must not be negative"))
+	}
+	if !(o.HoldOut >= 0 && o.HoldOut <= 0.9) {
+		errs = append(errs, fmt.Errorf("holding out %v: a share up to 0.9", o.HoldOut))
+	}
+	return errors.Join(errs...)
+}
+
+const (
+	minRequests    = 20 // the least that Calibrate fits to
+	defaultHoldOut = 0.3
+)
 
 // Calibrate finds the coefficients with which the engine reproduces a measured run. It starts from the coefficients that explain the gaps
 // between tokens best (see regress) and walks (by the simplex method of Nelder and Mead) to where a simulation of the run's own arrivals
-// differs least: where the mean absolute logarithms of the ratios of TTFT and of TPOT are smallest. Rows are a run's exchanges in the
-// order of their arrivals; those that failed are simulated where their lengths are known but not compared.
+// differs least: where the mean absolute logarithms of the ratios of TTFT and of TPOT are smallest. The last requests are held out: they
+// are simulated with the others in the end, to say how far the coefficients carry. Rows are a run's exchanges in the order of their
+// arrivals, each taken to reach the server half a round trip after it was sent; those that failed are simulated where their lengths are
+// known but not compared.
 func Calibrate(ctx context.Context, rows []*formats.Exchange, o CalibrateOptions) (engine.Profile, Fit, error) {
+	if err := o.Validate(); err != nil {
+		return o.Profile, Fit{}, fmt.Errorf("calibrate: %w", err)
+	}
 	if o.Evaluations == 0 {
 		o.Evaluations = 200
 	}
+	if o.HoldOut == 0 {
+		o.HoldOut = defaultHoldOut
+	}
+	rows = atServer(rows, o.RoundTrip)
 	measured := make([]timing, len(rows))
-	known := 0
 	for i, x := range rows {
-		if measured[i] = timingOf(x); measured[i].ttft > 0 {
+		measured[i] = timingOf(x)
+	}
+	fitted := len(rows) - int(o.HoldOut*float64(len(rows)))
+	known := 0
+	for _, m := range measured[:fitted] {
+		if m.ttft > 0 {
 			known++
 		}
 	}
 	if known < minRequests {
-		return o.Profile, Fit{}, fmt.Errorf("calibrate: %d of %d exchanges are streamed and complete: at least %d are needed", known, len(rows), minRequests)
+		return o.Profile, Fit{}, fmt.Errorf("calibrate: %d of the first %d exchanges are streamed and complete: at least %d are needed", known, fitted, minRequests)
 	}
-	e := experiment{ctx: ctx, rows: rows, o: o}
-	best := regress(rows, measured, o.Profile.TokenBudget)
+	e := experiment{ctx: ctx, rows: rows[:fitted], o: o}
+	best := regress(rows[:fitted], measured[:fitted], o.Profile.TokenBudget)
 	var failed error
 	loss := func(v []float64) float64 {
 		got, err := e.simulate(exponentials(v))
@@ -69,7 +107,7 @@ func Calibrate(ctx context.Context, rows []*formats.Exchange, o CalibrateOptions
 			failed = err
 			return math.Inf(1)
 		}
-		return distance(measured, got)
+		return distance(measured[:fitted], got)
 	}
 	v, n := descend(loss, logarithms(best), o.Evaluations, func() bool { return failed != nil })
 	if failed != nil {
@@ -77,16 +115,37 @@ func Calibrate(ctx context.Context, rows []*formats.Exchange, o CalibrateOptions
 	}
 	p := o.Profile
 	p.Coefficients, p.Instant = exponentials(v), false
+	e.rows = rows
 	got, err := e.simulate(p.Coefficients)
 	if err != nil {
 		return p, Fit{}, fmt.Errorf("calibrate: %w", err)
 	}
-	fit := compare(measured, got)
-	fit.Evaluations = n
-	if fit.Requests == 0 {
+	fit := Fit{Evaluations: n, Fitted: compare(measured[:fitted], got), HeldOut: compare(measured[fitted:], got[min(fitted, len(got)):])}
+	if fit.Fitted.Requests == 0 {
 		return p, fit, errors.New("calibrate: nothing could be compared")
 	}
 	return p, fit, nil
+}
+
+// atServer moves rows to where the server saw them: they come when they were sent and had travelled, and their answers' times count from
+// there. What was never sent is left out. Rows are in the order of their arrivals there.
+func atServer(rows []*formats.Exchange, roundTrip time.Duration) []*formats.Exchange {
+	out := make([]*formats.Exchange, 0, len(rows))
+	for _, x := range rows {
+		if x.EndReason == formats.EndNotSent {
+			continue
+		}
+		y := *x
+		late := x.SentNS.Or(0)
+		y.ArrivalUnixNS += late + int64(roundTrip/2)
+		y.SentNS = formats.Of[int64](0)
+		for _, t := range []*formats.Null[int64]{&y.FirstTokenNS, &y.LastTokenNS, &y.EndNS} {
+			t.V -= late + int64(roundTrip)
+		}
+		out = append(out, &y)
+	}
+	slices.SortStableFunc(out, func(a, b *formats.Exchange) int { return cmp.Compare(a.ArrivalUnixNS, b.ArrivalUnixNS) })
+	return out
 }
 
 // experiment is a measured run and how to simulate it.
@@ -169,7 +228,7 @@ func distance(measured, got []timing) float64 {
 }
 
 // compare reports the errors of a simulation.
-func compare(measured, got []timing) (f Fit) {
+func compare(measured, got []timing) (f Errors) {
 	var errs, want, have [2][]float64
 	for i, m := range measured {
 		if i >= len(got) || m.ttft <= 0 || got[i].ttft <= 0 {

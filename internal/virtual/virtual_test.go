@@ -123,7 +123,7 @@ func TestSameTimesAsTheServer(t *testing.T) {
 				client, server := net.Pipe()
 				l.conns <- server
 				defer client.Close()
-				body := prompt(x)
+				body := tokenIDs(x)
 				fmt.Fprintf(client, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 				times, err := tokens(client, start)
 				if err != nil {
@@ -141,8 +141,8 @@ func TestSameTimesAsTheServer(t *testing.T) {
 	})
 }
 
-// prompt renders a row as token ids that are equal where its blocks are.
-func prompt(x *formats.Exchange) string {
+// tokenIDs renders a row as token ids that are equal where its blocks are.
+func tokenIDs(x *formats.Exchange) string {
 	var b bytes.Buffer
 	for i := range int(x.InputTokens.V) {
 		id := 1_000_000 + x.ExchangeID // of the tail
