@@ -32,7 +32,7 @@ const longRun = time.Hour
 // replayFlags are the flags of replay as given.
 type replayFlags struct {
 	out, model, endpoint, dialect, label, keyEnv string
-	outputs, sampling, clock                     string
+	outputs, sampling, clock, http               string
 	targets, headers, metrics, gpuMetrics        []string
 	warmup, aborts, config                       string
 	prompts, bodies, balance, proxy, caCert      string
@@ -104,13 +104,14 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.aborts, "aborts", "recorded", "recorded: break answers off as the recorded client did; none")
 	f.StringVar(&o.config, "config", "", "YAML `file` with the values of flags, by their names; flags on the command line win")
 	f.StringVar(&o.clock, "clock", "kernel", "kernel: time answers by the kernel's stamps where it gives them; user: when they were read")
+	f.StringVar(&o.http, "http", "1.1", "1.1: each answer on a connection of its own; 2: answers share connections (without TLS by prior knowledge); auto: what the target prefers under TLS")
 	f.BoolVar(&o.keepCache, "keep-cache", false, "do not empty the server's prefix cache first")
 	f.DurationVar(&o.scrape, "scrape", 500*time.Millisecond, "time between scrapes of the server's metrics; negative: none")
 	f.StringArrayVar(&o.metrics, "metrics", nil, "`URL` of a further metrics page to watch, such as an engine's behind a router")
 	f.StringArrayVar(&o.gpuMetrics, "gpu-metrics", nil, "`URL` of a GPU exporter's page (DCGM) to watch")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although the run is invalid")
 	groupFlags(c,
-		flagGroup{"Target", []string{"target", "balance", "model", "header", "api-key-env", "proxy", "ca-cert", "insecure", "dialect", "request-timeout", "keep-cache", "clock", "scrape", "metrics", "gpu-metrics"}},
+		flagGroup{"Target", []string{"target", "balance", "model", "header", "api-key-env", "proxy", "ca-cert", "insecure", "dialect", "request-timeout", "keep-cache", "http", "clock", "scrape", "metrics", "gpu-metrics"}},
 		deployGroup,
 		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
 		flagGroup{"Phases", []string{"warmup", "cooldown", "saturate", "sessions", "users", "ramp", "think"}},
@@ -186,7 +187,7 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error) {
 	jo := job.Options{
 		Out: o.out, Replace: o.force, Model: o.model, Dialect: o.dialect, Seed: o.seed, MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
-		Client: client.Options{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}},
+		Client: client.Options{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}, HTTP: o.http},
 	}
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }

@@ -26,6 +26,9 @@ type Options struct {
 	TLS            *tls.Config   // nil: the system's roots
 	Proxy          *url.URL      // an HTTP proxy in front of the targets; nil: none
 	UserClock      bool          // time reads when they return, although the kernel could say when their bytes came
+	// HTTP is the version to speak: "1.1", which "" is; "2", by agreement under TLS and by prior knowledge without; or "auto": what the
+	// target prefers under TLS, and 1.1 without.
+	HTTP string
 	// Dial opens a connection; nil dials TCP, with the target's address looked up once and pinned.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -52,9 +55,20 @@ func (o Options) Validate() error {
 	if o.Proxy != nil && (o.Proxy.Scheme != "http" || o.Proxy.Host == "") {
 		errs = append(errs, fmt.Errorf("proxy %q is no http URL", o.Proxy.Redacted()))
 	}
+	switch o.HTTP {
+	case "", "1.1", "auto":
+	case "2":
+		for _, t := range o.Targets {
+			if o.Proxy != nil && strings.HasPrefix(t, "http:") {
+				errs = append(errs, fmt.Errorf("HTTP/2 to %s cannot pass a proxy: it is not encrypted", t))
+			}
+		}
+	default:
+		errs = append(errs, fmt.Errorf("HTTP is 1.1, 2 or auto, not %q", o.HTTP))
+	}
 	for k := range o.Header {
 		switch http.CanonicalHeaderKey(k) {
-		case "Host", "Content-Length", "Transfer-Encoding", "Connection", "X-Request-Id", "Accept-Encoding":
+		case "Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Upgrade", "X-Request-Id", "Accept-Encoding":
 			errs = append(errs, fmt.Errorf("header %s is the replayer's own", k))
 		}
 	}
@@ -76,6 +90,9 @@ func (o *Options) defaults() {
 	if o.UserAgent == "" {
 		o.UserAgent = "shadowtape"
 	}
+	if o.HTTP == "" {
+		o.HTTP = "1.1"
+	}
 }
 
 // parseTarget reads a base URL.
@@ -94,16 +111,21 @@ func parseTarget(s string) (*url.URL, error) {
 	return u, nil
 }
 
-// Client sends requests over HTTP/1.1 connections that it keeps warm. It is written for measuring: one goroutine an exchange, one write
-// a request where the kernel takes it, and the time of every read known. Safe for concurrent use.
+// Client sends requests over connections that it keeps warm. It is written for measuring: one write a request where the kernel takes it,
+// and the time of every read known. Safe for concurrent use.
 type Client struct {
 	o       Options
 	targets []*Target
 
 	mu     sync.Mutex
-	active map[*conn]struct{} // in an exchange
-	cut    bool               // the run is over: what is in flight ends now
+	active map[cutter]struct{} // in an exchange
+	cut    bool                // the run is over: what is in flight ends now
+
+	readers sync.WaitGroup // of HTTP/2 connections
 }
+
+// cutter is something that an exchange runs on and that can be ended now.
+type cutter interface{ cutNow() }
 
 // New checks the options; it opens no connection.
 func New(o Options) (*Client, error) {
@@ -111,7 +133,7 @@ func New(o Options) (*Client, error) {
 		return nil, err
 	}
 	o.defaults()
-	c := &Client{o: o, active: map[*conn]struct{}{}}
+	c := &Client{o: o, active: map[cutter]struct{}{}}
 	for _, t := range o.Targets {
 		u, err := parseTarget(t)
 		if err != nil {
@@ -122,12 +144,13 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// Close closes the connections that are not in use.
+// Close closes the connections that are not in use, and those of HTTP/2.
 func (c *Client) Close() {
 	for _, p := range c.targets {
 		p.closeIdle()
 		p.ctl.CloseIdleConnections()
 	}
+	c.readers.Wait()
 }
 
 // Targets are the targets in the order given; the caller must not change the slice.
@@ -140,7 +163,7 @@ func (c *Client) Timeout() time.Duration { return c.o.Timeout }
 func (p *Target) URL() string { return p.url.String() }
 
 // enter registers a connection as part of an exchange; false means that the run is over.
-func (c *Client) enter(k *conn) bool {
+func (c *Client) enter(k cutter) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.cut {
@@ -150,7 +173,7 @@ func (c *Client) enter(k *conn) bool {
 	return true
 }
 
-func (c *Client) leave(k *conn) {
+func (c *Client) leave(k cutter) {
 	c.mu.Lock()
 	delete(c.active, k)
 	c.mu.Unlock()
@@ -159,10 +182,14 @@ func (c *Client) leave(k *conn) {
 // CutAll ends every exchange in flight, now, and refuses new ones until Revive.
 func (c *Client) CutAll() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.cut = true
+	var active []cutter
 	for k := range c.active {
-		k.SetDeadline(time.Unix(1, 0)) // fails only on a closed connection, whose exchange is ending anyway
+		active = append(active, k)
+	}
+	c.mu.Unlock()
+	for _, k := range active {
+		k.cutNow()
 	}
 }
 
@@ -193,6 +220,8 @@ type Target struct {
 	ctl       *http.Client // for what is no part of the load
 	mu        sync.Mutex
 	idle      []idleConn
+	multi     []*conn2  // of HTTP/2, in use or not
+	speaks    string    // what the last connection agreed on: HTTP/1.1 or HTTP/2; "": none stood yet
 	noWarm    time.Time // until then no connection is opened ahead of need
 	pinned    string    // looked-up address
 	idleLimit time.Duration
@@ -217,15 +246,29 @@ func newTarget(c *Client, u *url.URL) *Target {
 	}
 	for k, vs := range c.o.Header {
 		for _, v := range vs {
-			fmt.Fprintf(&b, "%s: %s\r\n", k, strings.NewReplacer("\r", " ", "\n", " ").Replace(v))
+			fmt.Fprintf(&b, "%s: %s\r\n", k, oneLine(v))
 		}
 	}
 	p.headTail = b.String()
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(c.o.HTTP != "2")
+	protocols.SetHTTP2(c.o.HTTP != "1.1")
+	protocols.SetUnencryptedHTTP2(c.o.HTTP == "2")
 	p.ctl = &http.Client{Transport: &http.Transport{
 		DialContext: c.o.Dial, TLSClientConfig: c.o.TLS, DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: c.o.IdleTimeout,
-		TLSHandshakeTimeout: c.o.ConnectTimeout, Proxy: http.ProxyURL(c.o.Proxy),
+		TLSHandshakeTimeout: c.o.ConnectTimeout, Proxy: http.ProxyURL(c.o.Proxy), Protocols: protocols,
 	}}
 	return p
+}
+
+// oneLine keeps a header's value in its line.
+func oneLine(v string) string { return strings.NewReplacer("\r", " ", "\n", " ").Replace(v) }
+
+// Protocol is what the target's connections speak: HTTP/1.1 or HTTP/2; "" before there was one.
+func (p *Target) Protocol() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.speaks
 }
 
 // hostPort is the address that a URL's host is dialed at.
@@ -302,17 +345,29 @@ func (p *Target) put(k *conn, h head) {
 
 func (p *Target) closeIdle() {
 	p.mu.Lock()
-	idle := p.idle
-	p.idle = nil
+	idle, multi := p.idle, p.multi
+	p.idle, p.multi = nil, nil
 	p.mu.Unlock()
 	for _, k := range idle {
 		k.Close()
 	}
+	for _, c := range multi {
+		c.stop(net.ErrClosed)
+	}
 }
 
-// Warm opens connections ahead of need until n are unused, and closes those that have been unused too long. It returns when it is
-// done; a target that refuses is left for the exchanges themselves to report.
+// Warm opens connections ahead of need until n exchanges have one, and closes those that have been unused too long. It returns when it
+// is done; a target that refuses is left for the exchanges themselves to report.
 func (p *Target) Warm(ctx context.Context, n int) {
+	if p.mayMultiplex() {
+		if p.Protocol() == "" && n > 0 {
+			p.openMany(ctx, 1) // to see what it speaks
+		}
+		if p.Protocol() != "HTTP/1.1" {
+			p.warm2(ctx, n)
+			return
+		}
+	}
 	p.mu.Lock()
 	old := 0
 	for old < len(p.idle) && time.Since(p.idle[old].since) >= p.idleLimit {
@@ -328,21 +383,37 @@ func (p *Target) Warm(ctx context.Context, n int) {
 	for _, k := range stale {
 		k.Close()
 	}
+	p.openMany(ctx, need)
+}
+
+// mayMultiplex says whether connections may come to speak HTTP/2.
+func (p *Target) mayMultiplex() bool {
+	return p.c.o.HTTP == "2" || p.c.o.HTTP == "auto" && p.url.Scheme == "https"
+}
+
+// openMany opens n connections for later.
+func (p *Target) openMany(ctx context.Context, n int) {
 	const abreast = 32
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, abreast)
-	for range max(need, 0) {
+	for range max(n, 0) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
 			k, _, err := p.dial(ctx)
-			if err == nil {
+			if err == nil && k.two {
+				var c *conn2
+				if c, err = newConn2(k); err == nil {
+					p.keep2(c, false)
+				}
+			} else if err == nil {
 				p.put(k, head{})
-				return
 			}
-			p.mu.Lock()
-			p.noWarm = time.Now().Add(time.Second) // it refuses: do not storm it
-			p.mu.Unlock()
+			if err != nil {
+				p.mu.Lock()
+				p.noWarm = time.Now().Add(time.Second) // it refuses: do not storm it
+				p.mu.Unlock()
+			}
 		})
 	}
 	wg.Wait()
@@ -385,6 +456,13 @@ func (p *Target) dial(ctx context.Context) (*conn, setup, error) {
 	if !p.c.o.UserClock {
 		nc, stamp = stamped(nc)
 	}
+	k := &conn{stamp: stamp, target: p, two: p.c.o.HTTP == "2"}
+	if stamp != nil {
+		k.reads = stamp.reads
+	} else if p.mayMultiplex() {
+		c := &counted{Conn: nc}
+		nc, k.reads = c, func() int { return c.n }
+	}
 	if p.url.Scheme == "https" {
 		start = time.Now()
 		cfg := p.c.o.TLS.Clone()
@@ -394,17 +472,29 @@ func (p *Target) dial(ctx context.Context) (*conn, setup, error) {
 		if cfg.ServerName == "" {
 			cfg.ServerName = p.url.Hostname()
 		}
-		cfg.NextProtos = []string{"http/1.1"}
+		cfg.NextProtos = map[string][]string{"1.1": {"http/1.1"}, "2": {"h2"}, "auto": {"h2", "http/1.1"}}[p.c.o.HTTP]
 		tc := tls.Client(nc, cfg)
 		if err := tc.HandshakeContext(ctx); err != nil {
 			nc.Close()
 			return nil, s, err
 		}
 		s.tls = int64(time.Since(start))
-		nc = tc
+		nc, k.tls = tc, true
+		if k.two = tc.ConnectionState().NegotiatedProtocol == "h2"; !k.two && p.c.o.HTTP == "2" {
+			nc.Close()
+			return nil, s, errNoHTTP2
+		}
 	}
-	return &conn{Conn: nc, stamp: stamp, tls: s.tls >= 0, target: p}, s, nil
+	k.Conn = nc
+	p.mu.Lock()
+	if p.speaks = "HTTP/1.1"; k.two {
+		p.speaks = "HTTP/2"
+	}
+	p.mu.Unlock()
+	return k, s, nil
 }
+
+var errNoHTTP2 = errors.New("the target does not offer HTTP/2")
 
 // pin looks the target's name up once; a run must not wander between machines, nor pay for names in its latencies.
 func (p *Target) pin(ctx context.Context, address string) (string, error) {

@@ -41,6 +41,7 @@ type stampedConn struct {
 	oob  [64]byte
 	n    int
 	err  error
+	done int   // reads so far
 	unix int64 // the stamp of the last read, nanoseconds since 1970; 0: none
 }
 
@@ -136,6 +137,7 @@ func (c *stampedConn) receive(fd uintptr) bool {
 		default:
 			c.n, c.err = 0, e
 		}
+		c.done++
 		return true
 	}
 }
@@ -154,3 +156,6 @@ func stampOf(oob []byte) int64 {
 
 // received is the stamp of the last read.
 func (c *stampedConn) received() (unixNS int64, ok bool) { return c.unix, c.unix != 0 }
+
+// reads is how many there were.
+func (c *stampedConn) reads() int { return c.done }

@@ -38,44 +38,92 @@ func Path(e formats.Endpoint) string {
 	return "/v1/chat/completions"
 }
 
-// Wire is a request as it goes over the connection, in one write: a small one in one piece, a large one in two, of which the body is
-// not copied.
-type Wire struct{ head, body []byte }
+// Wire is a request ready to be written. Over HTTP/1.1 a small one goes in one piece, a large one in two, of which the body is not
+// copied.
+type Wire struct {
+	path, id string
+	body     []byte
+	head     []byte // of HTTP/1.1, with a small body behind it; nil: not made yet
+}
 
 // smallBody is up to which a body is cheaper to copy than to send apart.
 const smallBody = 8 << 10
 
-// Wire is the request of a body to an endpoint, ready to be written.
+// Wire is the request of a body to an endpoint, ready to be written. It keeps body.
 func (p *Target) Wire(endpoint formats.Endpoint, requestID string, body []byte) Wire {
-	path := Path(endpoint)
-	n := len(p.headTail) + len(p.lineStart) + len(path) + len(requestID) + 80
-	if len(body) <= smallBody {
-		n += len(body)
+	w := Wire{path: Path(endpoint), id: requestID, body: body}
+	if !p.mayMultiplex() || p.Protocol() == "HTTP/1.1" {
+		p.write1(&w)
+	}
+	return w
+}
+
+// write1 makes a request's head for HTTP/1.1.
+func (p *Target) write1(w *Wire) {
+	n := len(p.headTail) + len(p.lineStart) + len(w.path) + len(w.id) + 80
+	if len(w.body) <= smallBody {
+		n += len(w.body)
 	}
 	b := make([]byte, 0, n)
 	b = append(b, p.lineStart...)
-	b = append(b, path...)
+	b = append(b, w.path...)
 	b = append(b, " HTTP/1.1\r\n"...)
 	b = append(b, p.headTail...)
 	b = append(b, "X-Request-Id: "...)
-	b = append(b, requestID...)
+	b = append(b, w.id...)
 	b = append(b, "\r\nContent-Length: "...)
-	b = strconv.AppendInt(b, int64(len(body)), 10)
+	b = strconv.AppendInt(b, int64(len(w.body)), 10)
 	b = append(b, "\r\n\r\n"...)
-	if len(body) <= smallBody {
-		return Wire{head: append(b, body...)}
+	if w.head = b; len(w.body) <= smallBody {
+		w.head = append(b, w.body...)
 	}
-	return Wire{b, body}
 }
 
 func (w *Wire) to(c net.Conn) error {
-	if w.body == nil {
+	if len(w.body) <= smallBody {
 		_, err := c.Write(w.head)
 		return err
 	}
 	v := net.Buffers{w.head, w.body}
 	_, err := v.WriteTo(c)
 	return err
+}
+
+// line is what an exchange runs on: one of the two, and whether exchanges have run on it before.
+type line struct {
+	one  *conn
+	two  *conn2
+	kept bool
+}
+
+// connect takes a connection that stands, or opens one; what opening took goes into the row.
+func (p *Target) connect(ctx context.Context, x *formats.Exchange) (line, error) {
+	if p.mayMultiplex() {
+		if c := p.connect2(); c != nil {
+			c.mu.Lock()
+			x.ConnReused = formats.Of(c.used > 0)
+			c.mu.Unlock()
+			return line{two: c, kept: true}, nil
+		}
+	}
+	if k := p.get(); k != nil {
+		x.ConnReused = formats.Of(k.used > 0)
+		return line{one: k, kept: true}, nil
+	}
+	x.ConnReused = formats.Of(false)
+	k, s, err := p.dial(ctx)
+	set(&x.DNSNS, s.dns)
+	set(&x.ConnectNS, s.connect)
+	set(&x.TLSNS, s.tls)
+	if err != nil || !k.two {
+		return line{one: k}, err
+	}
+	c, err := newConn2(k)
+	if err != nil {
+		return line{}, err
+	}
+	p.keep2(c, true)
+	return line{two: c}, nil
 }
 
 // Exchange sends one request and follows its answer, filling x. due is the scheduled time by clk; x's times become offsets from it.
@@ -85,49 +133,33 @@ func (p *Target) Exchange(ctx context.Context, x *formats.Exchange, w *Wire, clk
 	if at := clk.At(time.Duration(due) + cut.after); cut.after > 0 && at.Before(deadline) {
 		deadline = at
 	}
-	for attempt := int32(1); ; attempt++ {
-		x.Attempt = formats.Of(attempt)
-		k := p.get()
-		kept := k != nil
-		if kept {
-			x.ConnReused = formats.Of(k.used > 0)
-		} else {
-			x.ConnReused = formats.Of(false)
-			var s setup
-			var err error
-			k, s, err = p.dial(ctx)
-			set(&x.DNSNS, s.dns)
-			set(&x.ConnectNS, s.connect)
-			set(&x.TLSNS, s.tls)
-			if err != nil {
-				if attempt == 1 {
-					sent(-1)
-				}
-				fail(x, clk.Now()-due, formats.ErrorConnect, formats.EndServerAbort)
-				if ctx.Err() != nil {
-					fail(x, clk.Now()-due, "", formats.EndRunEnd)
-				}
-				return
-			}
-		}
-		if !p.c.enter(k) {
-			k.Close()
-			if attempt == 1 {
-				sent(-1)
-			}
-			fail(x, clk.Now()-due, "", formats.EndRunEnd)
+	told := false
+	tell := func(at int64) {
+		if told {
 			return
 		}
-		k.SetDeadline(deadline) // an error here shows in the write
-		at := clk.Now()
-		if attempt == 1 {
+		if told = true; at >= 0 {
 			x.SentNS = formats.Of(at - due)
-			sent(at)
 		}
-		werr := w.to(k.Conn)
-		x.RequestEndNS = formats.Of(clk.Now() - due)
-		again := k.answer(x, clk, due, werr, attempt < maxAttempts && kept, cut, w)
-		p.c.leave(k)
+		sent(at)
+	}
+	for attempt := int32(1); ; attempt++ {
+		x.Attempt = formats.Of(attempt)
+		on, err := p.connect(ctx, x)
+		if err != nil {
+			tell(-1)
+			fail(x, clk.Now()-due, formats.ErrorConnect, formats.EndServerAbort)
+			if ctx.Err() != nil {
+				fail(x, clk.Now()-due, "", formats.EndRunEnd)
+			}
+			return
+		}
+		var again bool
+		if retry := attempt < maxAttempts; on.two != nil {
+			again = on.two.exchange(x, w, clk, due, deadline, retry, on.kept, cut, tell)
+		} else {
+			again = on.one.exchange(x, w, clk, due, deadline, retry && on.kept, cut, tell)
+		}
 		if !again {
 			if x.EndReason == formats.EndTimeout && p.c.isCut() {
 				x.ErrorKind, x.EndReason = "", formats.EndRunEnd
@@ -140,6 +172,26 @@ func (p *Target) Exchange(ctx context.Context, x *formats.Exchange, w *Wire, clk
 			return
 		}
 	}
+}
+
+// exchange runs one exchange over HTTP/1.1; again says that it may be sent once more.
+func (k *conn) exchange(x *formats.Exchange, w *Wire, clk Clock, due int64, deadline time.Time, retry bool, cut Cut, sent func(at int64)) (again bool) {
+	c := k.target.c
+	if !c.enter(k) {
+		k.Close()
+		sent(-1)
+		fail(x, clk.Now()-due, "", formats.EndRunEnd)
+		return false
+	}
+	defer c.leave(k)
+	if w.head == nil {
+		k.target.write1(w)
+	}
+	k.SetDeadline(deadline) // an error here shows in the write
+	sent(clk.Now())
+	err := w.to(k.Conn)
+	x.RequestEndNS = formats.Of(clk.Now() - due)
+	return k.answer(x, clk, due, err, retry, cut, w)
 }
 
 // set fills a duration that happened.
@@ -186,24 +238,30 @@ func (k *conn) answer(x *formats.Exchange, clk Clock, due int64, werr error, ret
 	err = k.body(x, clk, due, &b, r, cut)
 	x.ResponseBytes = formats.Of(b.total)
 	r.End(k.readAt-due, b.done)
-	if err == errAborted {
-		x.ErrorKind, x.EndReason = "", formats.EndClientAbort
-	} else if h.status >= 300 {
-		x.ErrorKind = fmt.Sprintf("http_%d", h.status)
-	} else if h.encoding != "" {
-		x.ErrorKind = formats.ErrorContentType // we asked for identity
-	} else if err != nil && !errors.Is(err, io.EOF) && x.EndReason != formats.EndErrorInStream { // of an end too early r knows more
-		x.ErrorKind, x.EndReason = classify(err)
-		if x.EndReason == formats.EndTimeout {
-			x.EndNS = formats.Of(clk.Now() - due) // when it was given up
-		}
-	}
+	verdict(x, &h, err, clk.Now()-due)
 	if err == nil && b.done && h.keepAlive && !k.spent && k.r == k.w {
 		k.target.put(k, h)
 	} else {
 		k.Close()
 	}
 	return false
+}
+
+// verdict names what went wrong with an answer whose head came, beyond what its body says; now is an offset from the arrival.
+func verdict(x *formats.Exchange, h *head, err error, now int64) {
+	switch {
+	case err == errAborted:
+		x.ErrorKind, x.EndReason = "", formats.EndClientAbort
+	case h.status >= 300:
+		x.ErrorKind = fmt.Sprintf("http_%d", h.status)
+	case h.encoding != "":
+		x.ErrorKind = formats.ErrorContentType // we asked for identity
+	case err != nil && !errors.Is(err, io.EOF) && x.EndReason != formats.EndErrorInStream: // of an end too early the body knows more
+		x.ErrorKind, x.EndReason = classify(err)
+		if x.EndReason == formats.EndTimeout {
+			x.EndNS = formats.Of(now) // when it was given up
+		}
+	}
 }
 
 // body feeds the response's body to r until it ends.

@@ -223,6 +223,8 @@ type conn struct {
 	net.Conn
 	stamp  stamper // nil where the kernel gives no receive times
 	tls    bool
+	two    bool       // it speaks HTTP/2
+	reads  func() int // counts reads of the socket; nil where nobody asks
 	target *Target
 	buf    []byte
 	r, w   int   // unread bytes are buf[r:w]
@@ -231,6 +233,11 @@ type conn struct {
 	delay  int64 // nanoseconds from readAt to the return of the read; only where kernel
 	used   int   // exchanges so far
 	spent  bool  // not fit for another exchange
+}
+
+// cutNow ends what is being read and written.
+func (c *conn) cutNow() {
+	c.SetDeadline(time.Unix(1, 0)) // fails only on a closed connection, whose exchange is ending anyway
 }
 
 // room is where the next read goes; what is unread stays. It is nil where an answer's head has no end.

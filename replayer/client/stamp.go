@@ -10,6 +10,7 @@ import (
 type stamper interface {
 	received() (unixNS int64, ok bool)
 	each(next func() []byte, handle func(n int, err error) bool)
+	reads() int // so far
 }
 
 const (

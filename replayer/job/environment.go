@@ -29,13 +29,16 @@ func (j *Job) environment() map[string]any {
 	return map[string]any{"client": clientEnvironment(), "targets": targets}
 }
 
-// roundTripAfter adds the round trip at the run's end: a network that changed meanwhile shows here.
-func (j *Job) roundTripAfter(ctx context.Context, env map[string]any) {
+// after adds what only the run's end can say: what the connections spoke, and the round trip, where a network that changed meanwhile shows.
+func (j *Job) after(ctx context.Context, env map[string]any) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	targets, _ := env["targets"].([]any)
 	for i, t := range targets {
 		if m, ok := t.(map[string]any); ok {
+			if p := j.client.Targets()[i].Protocol(); p != "" {
+				m["protocol"] = p
+			}
 			if d := probe.RoundTrip(ctx, j.client.Targets()[i]); d > 0 {
 				m["round_trip_after_ms"] = float64(d) / 1e6
 			}

@@ -312,7 +312,7 @@ func (j *Job) Run(ctx context.Context, live *replayer.Live) (formats.Manifest, e
 	stop()
 	wg.Wait()
 	j.finish(&m, stats, ws, after)
-	j.roundTripAfter(context.WithoutCancel(ctx), m.Environment)
+	j.after(context.WithoutCancel(ctx), m.Environment)
 	if err = errors.Join(err, watchErr, clientErr); err != nil {
 		m.Valid, m.Invalid = false, append([]string{err.Error()}, m.Invalid...)
 	}

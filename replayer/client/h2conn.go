@@ -1,0 +1,580 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// What an HTTP/2 connection offers and takes (RFC 9113).
+const (
+	h2StreamWindow = 4 << 20   // what the server may send on a stream before we have read it
+	h2ConnWindow   = 1 << 30   // the same on the connection, over all streams
+	h2Streams      = 100       // streams at once until the server says how many it takes
+	h2FirstWindow  = 1<<16 - 1 // a window's size before anybody has said otherwise
+)
+
+var (
+	errRefused = errors.New("the server refused the stream before it looked at it")
+	errGone    = errors.New("the server closed the connection before it looked at the stream")
+)
+
+// errStream is what a server's RST_STREAM with a code becomes.
+type errStream http2.ErrCode
+
+func (e errStream) Error() string { return "the server reset the stream: " + http2.ErrCode(e).String() }
+
+// conn2 is one HTTP/2 connection. One goroutine reads it, parses what comes and hands it to the streams' responses itself, so that no
+// event waits for a second goroutine; each exchange writes its own request.
+type conn2 struct {
+	net.Conn
+	target *Target
+	stamp  stamper // nil where the kernel gives no receive times
+	reads  func() int
+
+	wmu  sync.Mutex // of writing; taken before mu, never by the reader: a server that waits to be read would never read us
+	out  bytes.Buffer
+	fw   *http2.Framer // into out
+	enc  *hpack.Encoder
+	head bytes.Buffer // what enc made
+
+	mu      sync.Mutex
+	streams map[uint32]*stream
+	next    uint32
+	active  int   // streams that count against most, those being opened included
+	most    int   // streams at once that the server takes
+	window  int64 // what we may send on the connection
+	first   int64 // what we may send on a new stream
+	frame   int64 // the largest DATA frame that the server takes
+	used    int   // streams so far
+	closing bool  // no new stream: GOAWAY, out of ids, or broken
+	broken  error
+	replies []func(*http2.Framer) error // frames that are no request's
+	gone    chan struct{}               // closed when the connection is broken
+	kick    chan struct{}               // there are replies
+
+	// Of the reader.
+	read      readTime
+	eventRead int // the last read that brought a token event to any stream
+	owed      int // bytes read and not given back to the connection's window
+}
+
+// readTime is when the bytes of a read were there.
+type readTime struct {
+	no     int // counts reads of the socket
+	unixNS int64
+	kernel bool
+	at     time.Time // when the read returned
+}
+
+// counted counts reads where the kernel's stamps do not.
+type counted struct {
+	net.Conn
+	n int
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	c.n++
+	return c.Conn.Read(p)
+}
+
+// newConn2 speaks HTTP/2 over k and starts to read. The goroutine ends when the connection does; Client.Close closes it and waits.
+func newConn2(k *conn) (*conn2, error) {
+	c := &conn2{Conn: k.Conn, target: k.target, stamp: k.stamp, reads: k.reads, streams: map[uint32]*stream{}, next: 1, most: h2Streams, window: h2FirstWindow, first: h2FirstWindow, frame: 16 << 10,
+		gone: make(chan struct{}), kick: make(chan struct{}, 1)}
+	c.fw = http2.NewFramer(&c.out, nil)
+	c.enc = hpack.NewEncoder(&c.head)
+	c.wmu.Lock()
+	c.out.WriteString(http2.ClientPreface)
+	c.fw.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0}, http2.Setting{ID: http2.SettingInitialWindowSize, Val: h2StreamWindow},
+		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHeadBytes}) // writes into a buffer do not fail
+	c.fw.WriteWindowUpdate(0, h2ConnWindow-h2FirstWindow)
+	c.target.c.readers.Go(c.run) // before the preface: a server may begin first
+	c.target.c.readers.Go(c.reply)
+	err := c.flush()
+	c.wmu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// flush writes what stands in out; wmu is held. An error ends the connection.
+func (c *conn2) flush() error {
+	c.SetWriteDeadline(time.Now().Add(c.target.c.o.Timeout)) // fails only on a closed connection, which the write sees
+	_, err := c.Conn.Write(c.out.Bytes())
+	if c.out.Reset(); c.out.Cap() > 1<<20 {
+		c.out = bytes.Buffer{}
+	}
+	if err != nil {
+		c.stop(err)
+	}
+	return err
+}
+
+// mostReplies bounds what a server can make us owe it: replies to pings and settings.
+const mostReplies = 1024
+
+// say has a frame written that is no request's, without waiting for it.
+func (c *conn2) say(frame func(*http2.Framer) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.replies) == mostReplies {
+		return errProtocol
+	}
+	c.replies = append(c.replies, frame)
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// reply writes what say was told, until the connection ends.
+func (c *conn2) reply() {
+	for {
+		select {
+		case <-c.kick:
+		case <-c.gone:
+			return
+		}
+		c.wmu.Lock()
+		c.mu.Lock()
+		replies := c.replies
+		c.replies = nil
+		c.mu.Unlock()
+		for _, frame := range replies {
+			frame(c.fw) // into a buffer
+		}
+		if c.out.Len() > 0 {
+			c.flush() // an error has ended the connection
+		}
+		c.wmu.Unlock()
+	}
+}
+
+// reserve takes room for a stream; false where there is none.
+func (c *conn2) reserve() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing || c.active >= c.most {
+		return false
+	}
+	c.active++
+	return true
+}
+
+// room is how many streams more the connection takes; ok is false where it is over.
+func (c *conn2) room() (n int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return max(c.most-c.active, 0), !c.closing || c.active > 0
+}
+
+// release gives a stream's room back, and closes a connection that takes no new ones with its last.
+func (c *conn2) release() {
+	c.mu.Lock()
+	c.active--
+	last := c.closing && c.active == 0
+	c.mu.Unlock()
+	if last {
+		c.Close()
+	}
+}
+
+// stop ends the connection: streams that are open fail with err.
+func (c *conn2) stop(err error) {
+	c.mu.Lock()
+	if c.broken == nil {
+		c.broken = err
+		close(c.gone)
+	}
+	c.closing = true
+	var open []*stream
+	for _, s := range c.streams {
+		open = append(open, s)
+	}
+	c.mu.Unlock()
+	c.Close()
+	for _, s := range open {
+		s.over(err)
+	}
+}
+
+// Read reads the connection for the framer and notes when.
+func (c *conn2) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	now := time.Now()
+	c.read.at, c.read.no, c.read.kernel = now, c.reads(), false
+	if c.stamp != nil && n > 0 {
+		c.read.unixNS, c.read.kernel = c.stamp.received()
+	}
+	return n, err
+}
+
+// time is when the last read's bytes were there, by a run's clock.
+func (r *readTime) time(clk Clock) (at int64, kernel bool) {
+	if r.kernel {
+		return clk.stamp(r.unixNS, r.at)
+	}
+	return int64(r.at.Sub(clk.start)), false
+}
+
+// buffered reads in pieces as large as the socket gives, so that a read of many small frames is one read.
+type buffered struct {
+	from io.Reader
+	b    [32 << 10]byte
+	r, w int
+}
+
+func (b *buffered) Read(p []byte) (int, error) {
+	if b.r == b.w {
+		n, err := b.from.Read(b.b[:])
+		b.r, b.w = 0, n
+		if n == 0 {
+			return 0, err
+		}
+	}
+	n := copy(p, b.b[b.r:b.w])
+	b.r += n
+	return n, nil
+}
+
+// run reads until the connection ends.
+func (c *conn2) run() {
+	fr := http2.NewFramer(nil, &buffered{from: c})
+	fr.SetReuseFrames()
+	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	fr.MaxHeaderListSize = maxHeadBytes
+	fr.SetMaxReadFrameSize(1 << 20)
+	for {
+		f, err := fr.ReadFrame()
+		var se http2.StreamError
+		if errors.As(err, &se) { // one stream's fault
+			c.reset(se.StreamID, se.Code)
+			if s := c.stream(se.StreamID); s != nil {
+				s.over(errProtocol)
+			}
+			continue
+		}
+		var ce http2.ConnectionError
+		if errors.As(err, &ce) || errors.Is(err, http2.ErrFrameTooLarge) {
+			err = errProtocol
+		}
+		if err == nil {
+			err = c.frameOf(f)
+		}
+		if err != nil {
+			c.stop(err)
+			return
+		}
+	}
+}
+
+func (c *conn2) stream(id uint32) *stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.streams[id]
+}
+
+// forget takes a stream off the connection: what still comes for it is nobody's.
+func (c *conn2) forget(s *stream) {
+	c.mu.Lock()
+	delete(c.streams, s.id)
+	c.mu.Unlock()
+}
+
+// reset tells the server that nobody waits for a stream any more.
+func (c *conn2) reset(id uint32, code http2.ErrCode) {
+	c.say(func(f *http2.Framer) error { return f.WriteRSTStream(id, code) }) // an error has ended the connection
+}
+
+// frameOf acts on one frame; an error ends the connection.
+func (c *conn2) frameOf(f http2.Frame) error {
+	switch f := f.(type) {
+	case *http2.DataFrame:
+		return c.data(f)
+	case *http2.MetaHeadersFrame:
+		if s := c.stream(f.StreamID); s != nil {
+			s.headers(f)
+		}
+	case *http2.RSTStreamFrame:
+		if s := c.stream(f.StreamID); s != nil {
+			if f.ErrCode == http2.ErrCodeRefusedStream {
+				s.over(errRefused)
+			} else {
+				s.over(errStream(f.ErrCode))
+			}
+		}
+	case *http2.SettingsFrame:
+		return c.settings(f)
+	case *http2.WindowUpdateFrame:
+		return c.update(f.StreamID, int64(f.Increment))
+	case *http2.PingFrame:
+		if !f.IsAck() {
+			return c.say(func(w *http2.Framer) error { return w.WritePing(true, f.Data) })
+		}
+	case *http2.GoAwayFrame:
+		c.goAway(f.LastStreamID)
+	case *http2.PushPromiseFrame:
+		return errProtocol // we do not take them
+	}
+	return nil
+}
+
+// data hands a stream its bytes and gives the windows back what was read.
+func (c *conn2) data(f *http2.DataFrame) error {
+	n := int(f.Length)
+	if c.owed += n; c.owed >= h2ConnWindow/4 {
+		owed := uint32(c.owed)
+		c.owed = 0
+		if err := c.say(func(w *http2.Framer) error { return w.WriteWindowUpdate(0, owed) }); err != nil {
+			return err
+		}
+	}
+	s := c.stream(f.StreamID)
+	if s == nil {
+		return nil // of a stream that we have reset
+	}
+	if s.owed += n; s.owed >= h2StreamWindow/4 && !f.StreamEnded() {
+		owed := uint32(s.owed)
+		s.owed = 0
+		if err := c.say(func(w *http2.Framer) error { return w.WriteWindowUpdate(s.id, owed) }); err != nil {
+			return err
+		}
+	}
+	s.data(f.Data(), f.StreamEnded())
+	return nil
+}
+
+func (c *conn2) settings(f *http2.SettingsFrame) error {
+	if f.IsAck() {
+		return nil
+	}
+	c.mu.Lock()
+	err := f.ForeachSetting(func(s http2.Setting) error {
+		switch s.ID {
+		case http2.SettingMaxConcurrentStreams:
+			c.most = int(min(s.Val, 1<<20))
+		case http2.SettingInitialWindowSize:
+			if s.Val > 1<<31-1 {
+				return errProtocol
+			}
+			by := int64(s.Val) - c.first
+			c.first += by
+			for _, st := range c.streams {
+				st.window += by
+				st.wake()
+			}
+		case http2.SettingMaxFrameSize:
+			c.frame = int64(max(s.Val, 16<<10))
+		case http2.SettingHeaderTableSize:
+			c.enc.SetMaxDynamicTableSizeLimit(s.Val)
+		}
+		return nil
+	})
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return c.say(func(w *http2.Framer) error { return w.WriteSettingsAck() })
+}
+
+// update gives a window, the connection's where id is 0, so much more.
+func (c *conn2) update(id uint32, by int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if id != 0 {
+		if s := c.streams[id]; s != nil {
+			s.window += by
+			s.wake()
+		}
+		return nil
+	}
+	if c.window += by; c.window > 1<<31-1 {
+		return errProtocol
+	}
+	for _, s := range c.streams {
+		s.wake()
+	}
+	return nil
+}
+
+// goAway takes no new stream; those that the server has not looked at are over, and may be sent again.
+func (c *conn2) goAway(last uint32) {
+	c.mu.Lock()
+	c.closing = true
+	var late []*stream
+	for id, s := range c.streams {
+		if id > last {
+			late = append(late, s)
+		}
+	}
+	idle := c.active == 0
+	c.mu.Unlock()
+	if idle {
+		c.Close()
+	}
+	for _, s := range late {
+		s.over(errGone)
+	}
+}
+
+// open gives a stream its id and writes its request: its head and as much of its body as the windows take, in one write. at is the
+// moment before that write. rest is what of the body is left.
+func (c *conn2) open(s *stream, w *Wire) (at time.Time, rest []byte, err error) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	c.mu.Lock()
+	if c.broken != nil || c.closing || c.next > 1<<31-2 {
+		c.closing = true
+		err = errGone
+		if c.broken != nil {
+			err = c.broken
+		}
+		c.mu.Unlock()
+		return time.Now(), nil, err
+	}
+	s.id, s.window = c.next, c.first
+	c.next += 2
+	c.used++
+	c.streams[s.id] = s
+	n := c.grant(s, len(w.body))
+	frame := c.frame
+	c.head.Reset()
+	c.fields(w) // under mu: settings change the encoder
+	c.mu.Unlock()
+	block := c.head.Bytes()
+	c.fw.WriteHeaders(http2.HeadersFrameParam{StreamID: s.id, BlockFragment: block[:min(len(block), int(frame))], EndHeaders: len(block) <= int(frame), EndStream: len(w.body) == 0})
+	for block = block[min(len(block), int(frame)):]; len(block) > 0; {
+		part := block[:min(len(block), int(frame))]
+		block = block[len(part):]
+		c.fw.WriteContinuation(s.id, len(block) == 0, part)
+	}
+	c.put(s.id, w.body, n, frame)
+	at = time.Now()
+	return at, w.body[n:], c.flush()
+}
+
+// grant takes what of n bytes the windows let pass; mu is held.
+func (c *conn2) grant(s *stream, n int) int {
+	k := max(min(int64(n), c.window, s.window), 0)
+	c.window -= k
+	s.window -= k
+	return int(k)
+}
+
+// put writes DATA frames of the first n bytes of body.
+func (c *conn2) put(id uint32, body []byte, n int, frame int64) {
+	for sent := 0; sent < n; {
+		k := int(min(int64(n-sent), frame))
+		c.fw.WriteData(id, sent+k == len(body), body[sent:sent+k])
+		sent += k
+	}
+}
+
+// more writes what the windows let pass of a body's rest; it does not wait.
+func (c *conn2) more(s *stream, body []byte) (rest []byte, err error) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	c.mu.Lock()
+	n, frame := c.grant(s, len(body)), c.frame
+	c.mu.Unlock()
+	if n == 0 {
+		return body, nil
+	}
+	c.put(s.id, body, n, frame)
+	return body[n:], c.flush()
+}
+
+// fields encodes a request's header fields into head.
+func (c *conn2) fields(w *Wire) {
+	t := c.target
+	put := func(name, value string, sensitive bool) {
+		c.enc.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: sensitive}) // into a buffer
+	}
+	put(":method", "POST", false)
+	put(":scheme", t.url.Scheme, false)
+	put(":authority", t.host, false)
+	put(":path", t.url.EscapedPath()+w.path, false)
+	put("user-agent", t.c.o.UserAgent, false)
+	put("accept", "text/event-stream, application/json", false)
+	put("accept-encoding", "identity", false)
+	put("content-type", "application/json", false)
+	if t.c.o.APIKey != "" {
+		put("authorization", "Bearer "+t.c.o.APIKey, true)
+	}
+	for k, vs := range t.c.o.Header {
+		for _, v := range vs {
+			put(strings.ToLower(k), oneLine(v), true)
+		}
+	}
+	put("x-request-id", w.id, true) // another each time: no use to index
+	put("content-length", strconv.Itoa(len(w.body)), true)
+}
+
+// connect2 is a connection with room for one more stream: one that stands, or nil.
+func (t *Target) connect2() *conn2 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	live := t.multi[:0]
+	var found *conn2
+	for _, c := range t.multi {
+		if _, ok := c.room(); !ok {
+			continue
+		}
+		live = append(live, c)
+		if found == nil && c.reserve() {
+			found = c
+		}
+	}
+	clear(t.multi[len(live):])
+	t.multi = live
+	return found
+}
+
+// keep2 makes a new connection known to other exchanges; with reserved, room for one stream is the caller's.
+func (t *Target) keep2(c *conn2, reserved bool) {
+	if reserved {
+		c.mu.Lock()
+		c.active++
+		c.mu.Unlock()
+	}
+	t.mu.Lock()
+	t.multi = append(t.multi, c)
+	t.mu.Unlock()
+}
+
+// warm2 opens connections until n streams have room.
+func (t *Target) warm2(ctx context.Context, n int) {
+	t.mu.Lock()
+	free, most := 0, h2Streams
+	for _, c := range t.multi {
+		k, ok := c.room()
+		if ok {
+			free += k
+			most = max(c.limit(), 1)
+		}
+	}
+	wait := time.Now().Before(t.noWarm)
+	t.mu.Unlock()
+	if free >= n || wait {
+		return
+	}
+	t.openMany(ctx, (n-free+most-1)/most)
+}
+
+func (c *conn2) limit() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.most
+}
