@@ -10,7 +10,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench-record bench-analyze bench-accuracy bench-lag clean
+.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench-record bench-analyze bench-accuracy bench-lag fixed-length clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,11 @@ bench-lag: ## how late requests leave at 100 to 5,000 a second, and in a burst
 bench-analyze: ## ten million exchanges summarized, beside DuckDB on the same file (needs python3 and network)
 	@bash samples/bench/analyze.sh
 
+TRACE ?= samples/traces/mooncake-conversation.parquet
+
+fixed-length: build ## production, its replay and a fixed-length load of the same means on one page (TRACE=…; a minute; docs/FIXED_LENGTH.md)
+	@samples/fixed-length/compare.sh $(TRACE) fixed-length
+
 gate-sim: ## how often the gate's rules and the classic ones are wrong, on drawn launches (about ten minutes; docs/GATE.md)
 	$(GO) run ./internal/experiment/gatesim -trials 2000
 
@@ -72,4 +77,4 @@ gate-virtual: ## 400 gates on identical builds, 200 on slower ones and a few on 
 	SHADOWTAPE_GATES=400 $(GO) test -count 1 -timeout 0 -run '^TestGateVirtual$$' -v ./internal/experiment
 
 clean: ## remove what build and demo made
-	rm -rf bin demo
+	rm -rf bin demo fixed-length

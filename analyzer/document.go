@@ -20,6 +20,7 @@ type Capacity struct {
 	Attain      float64 `json:"attain"`                    // share of requests that must meet the limits
 	RequestRate Null    `json:"request_rate"`              // the highest rate at which they did, as they did at every lower one
 	OutputRate  Null    `json:"output_rate"`               // tokens per second at that rate
+	PerGPU      Null    `json:"output_rate_per_gpu"`       // the same for one GPU
 	Label       string  `json:"label"`                     // of that run
 	PerMillion  Null    `json:"per_million_output_tokens"` // at that rate, where a price was given
 	NextRate    Null    `json:"next_rate"`                 // the lowest rate at which they did not: the true limit lies between
@@ -47,6 +48,9 @@ func CapacityOf(runs []Summary, attain float64) *Capacity {
 			break
 		}
 		c.RequestRate, c.OutputRate, c.Label = known(rate(s)), s.Aggregates["output_rate"].Value, s.Label
+		if c.PerGPU = (Null{}); c.OutputRate.Valid {
+			c.PerGPU = known(c.OutputRate.V / float64(max(s.Window.GPUs, 1)))
+		}
 		if s.Cost != nil {
 			c.PerMillion = s.Cost.PerMillionOutputTokens
 		}
@@ -66,10 +70,56 @@ func (d Document) Text(w io.Writer) error {
 			return err
 		}
 	}
+	if err := d.sideBySide(w); err != nil {
+		return err
+	}
 	if c := d.Capacity; c != nil {
 		return c.text(w)
 	}
 	return nil
+}
+
+// mostBeside is how many runs fit beside each other in a terminal.
+const mostBeside = 4
+
+// sideBySide writes a line for each figure that tells loads apart, with a column for each run.
+func (d Document) sideBySide(w io.Writer) error {
+	if len(d.Runs) < 2 || len(d.Runs) > mostBeside {
+		return nil
+	}
+	b := bufio.NewWriter(w)
+	row := func(name string, of func(*Summary) string) {
+		text := fmt.Sprintf("%-24s", name)
+		for i := range d.Runs {
+			text += fmt.Sprintf(" %12s", clip(of(&d.Runs[i]), 12))
+		}
+		fmt.Fprintln(b, clip(text, textWidth))
+	}
+	value := func(name string) func(*Summary) string { return func(s *Summary) string { return s.aggregate(name) } }
+	part := func(name string) func(*Summary) string {
+		return func(s *Summary) string { return percent(s.Aggregates[name].Value) }
+	}
+	each := func(name string) func(*Summary) string {
+		return func(s *Summary) string {
+			return cell(known(s.Aggregates[name].Value.V / s.Aggregates["request_rate"].Value.V))
+		}
+	}
+	fmt.Fprintln(b)
+	row("side by side", func(s *Summary) string { return s.Label })
+	row("requests/s", value("request_rate"))
+	row("input tokens, mean", each("input_rate"))
+	row("output tokens, mean", each("output_rate"))
+	row("ttft p50, ms", func(s *Summary) string { return cell(s.Metrics["ttft"].P50) })
+	row("ttft p99, ms", func(s *Summary) string { return cell(s.Metrics["ttft"].P99) })
+	row("tpot p99, ms", func(s *Summary) string { return cell(s.Metrics["tpot"].P99) })
+	row("page fill", part("kv_page_fill"))
+	row("page sharing", value("kv_sharing"))
+	row("LRU cache hits", part("kv_lru_hit_rate"))
+	row("peak demand of cache", part("kv_peak_share"))
+	row("prefill and decode", part("mix_mixed"))
+	row("switches/s", value("mix_switches"))
+	row("token beside prefill, ×", value("mix_slowdown"))
+	return b.Flush()
 }
 
 func (c *Capacity) text(w io.Writer) error {
@@ -85,6 +135,13 @@ func (c *Capacity) text(w io.Writer) error {
 		line("capacity at least %s requests/s (%s tokens/s): no rate missed the limits", cell(c.RequestRate), cell(c.OutputRate))
 	default:
 		line("capacity %s requests/s (%s tokens/s, %s); missed at %s", cell(c.RequestRate), cell(c.OutputRate), c.Label, cell(c.NextRate))
+	}
+	if c.RequestRate.Valid {
+		cost := ""
+		if c.PerMillion.Valid {
+			cost = "; " + cell(c.PerMillion) + " per million output tokens"
+		}
+		line("         %s output tokens/s per GPU within the limits%s", cell(c.PerGPU), cost)
 	}
 	return b.Flush()
 }

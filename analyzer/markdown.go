@@ -17,7 +17,11 @@ func (d Document) Markdown(w io.Writer) error {
 		s.markdown(b)
 	}
 	if c := d.Capacity; c != nil {
-		fmt.Fprintf(b, "\nCapacity within the limits: %s requests/s; missed at %s requests/s.\n", cell(c.RequestRate), cell(c.NextRate))
+		fmt.Fprintf(b, "\nCapacity within the limits: %s requests/s, %s output tokens/s per GPU; missed at %s requests/s.", cell(c.RequestRate), cell(c.PerGPU), cell(c.NextRate))
+		if c.PerMillion.Valid {
+			fmt.Fprintf(b, " A million output tokens cost %s there.", cell(c.PerMillion))
+		}
+		fmt.Fprintln(b)
 	}
 	return b.Flush()
 }

@@ -50,6 +50,8 @@
     page.append(el("div", { class: "verdict " + kind }, el("strong", {}, words[d.verdict] || d.verdict),
       el("p", {}, d.metrics.filter((m) => m.gates && m.verdict !== "~").map((m) => `${m.name} ${signed(m)}`).join(", ")),
       el("p", { class: "quiet" }, `${d.method}; ${num(d.pairs)} requests matched`),
+      d.cost ? el("p", {}, d.cost.change_per_month === null ? "What it costs the fleet is unknown: " + d.cost.reason :
+        `For a fleet of ${num(d.cost.fleet_gpus)} GPUs at ${num(d.cost.gpu_hour_price)} an hour the change ${d.cost.change_per_month > 0 ? "costs" : "saves"} ${num(Math.abs(d.cost.change_per_month))} a month.`) : null,
       d.warnings.map((t) => el("p", { class: "quiet" }, "warning: " + t))));
   }
   const signed = (m) => (m.change_pct === null ? "–" : (m.change_pct >= 0 ? "+" : "") + m.change_pct.toFixed(1) + (m.unit === "share" ? " points" : " %"));
@@ -61,7 +63,8 @@
       ["end to end, median", "ms", (r) => metric(r, "e2el").p50], ["requests", "1/s", (r) => aggregate(r, "request_rate")],
       ["output", "tokens/s", (r) => aggregate(r, "output_rate")], ["failed", "%", (r) => percent(aggregate(r, "error_rate"))],
       ["pages in use, model", "", (r) => (r.summary.pages && r.summary.pages.in_use.high.mean)], ["prefill and decode at once", "%", (r) => r.summary.mix && percent(r.summary.mix.early.mixed)],
-      ["met every limit", "%", (r) => percent(aggregate(r, "slo_attainment"))], ["per million output tokens", "", (r) => r.summary.cost && r.summary.cost.per_million_output_tokens],
+      ["met every limit", "%", (r) => percent(aggregate(r, "slo_attainment"))], ["per million output tokens", "", (r) => r.summary.cost && r.summary.cost.per_million_output_tokens], ["per million, saturated", "", (r) => r.summary.cost && r.summary.cost.per_million_output_tokens_saturated],
+      ["capacity", "tokens/s/GPU", (r) => aggregate(r, "capacity")],
     ];
     const box = el("div", { class: "cards" });
     for (const [name, unit, of] of list) {
@@ -75,7 +78,8 @@
     page.append(box);
     const c = data.capacity;
     if (c) page.append(el("p", {}, c.request_rate === null ? "Capacity: the limits are missed at every rate." :
-      `Capacity: ${num(c.request_rate)} requests/s meet the limits` + (c.next_rate === null ? "; no rate missed them." : `; ${num(c.next_rate)} do not.`)));
+      `Capacity: ${num(c.request_rate)} requests/s, ${num(c.output_rate_per_gpu)} output tokens/s per GPU, meet the limits` + (c.next_rate === null ? "; no rate missed them." : `; ${num(c.next_rate)} do not.`) +
+      (c.per_million_output_tokens === null ? "" : ` At that rate a million output tokens cost ${num(c.per_million_output_tokens)}.`)));
   }
   function percent(v) { return v === null || v === undefined ? null : v * 100; }
 
@@ -112,20 +116,76 @@
     page.append(el("p", { class: "quiet" }, "Latencies start at the scheduled time; …_from_send at the first request byte. A dash is a percentile that the sample cannot know at 99 % confidence. Point at a figure for its interval, within this run."));
   }
 
+  // wholeRun is a row for each figure of whole runs, in the metric table's order.
+  function wholeRun() {
+    page.append(el("h2", {}, "Of the whole run"));
+    const rows = data.metrics.filter((m) => runs.some((r) => { const v = aggregate(r, m.name); return v !== null && v !== undefined; })).map((m) =>
+      [el("td", { title: m.definition }, m.name), el("td", { class: "text" }, m.unit)].concat(runs.map((r) => {
+        const a = r.summary.aggregates[m.name] || {}, of = m.unit === "share" ? pct : num;
+        return el("td", a.interval ? { title: `${of(a.interval[0])} to ${of(a.interval[1])} within this run (95 %)` } : {}, of(a.value));
+      })));
+    page.append(table(["figure", "unit"].concat(runs.map((r) => r.summary.label)), rows, [1]));
+  }
+
+  // compared is what runs are set beside each other by: what a load is made of, what it did to the cache and the batch, what users waited.
+  const pages = (r) => r.summary.pages || { in_use: { low: {}, high: {} } };
+  const mix = (r) => (r.summary.mix || {}).early || {};
+  const compared = [
+    ["Of the load", [
+      ["requests a second", num, (r) => aggregate(r, "request_rate"), ""], ["input tokens, mean", num, (r) => mean(r, "input_rate"), ""], ["output tokens, mean", num, (r) => mean(r, "output_rate"), ""],
+    ]],
+    ["What users wait", [
+      ["time to first token, p99", ms, (r) => metric(r, "ttft").p99, "one request in a hundred waits longer"], ["time to first token, median", ms, (r) => metric(r, "ttft").p50, ""],
+      ["time per output token, p99", ms, (r) => metric(r, "tpot").p99, ""], ["end to end, p99", ms, (r) => metric(r, "e2el").p99, ""],
+    ]],
+    ["What it does to the cache", [
+      ["page sharing", num, (r) => pages(r).sharing, "requests that hold one page, on average"], ["prompt blocks that an LRU cache hits", pct, (r) => pages(r).lru_hit_rate, ""],
+      ["page fill", pct, (r) => pages(r).fill, "tokens in the slots of the pages that are held"], ["peak demand of the cache", pct, (r) => pages(r).peak_share, "above 100 % requests wait or are preempted"],
+    ]],
+    ["What it does to the batch", [
+      ["prefill and decode at once", pct, (r) => mix(r).mixed, "share of the time"], ["switches a second", num, (r) => mix(r).switches_per_s, "between idle, prefill, decode and both"],
+      ["a token beside prefill", times, (r) => r.summary.interference && r.summary.interference.slowdown, "gap per token while a prefill runs ÷ while none does"],
+    ]],
+  ];
+  function ms(v) { return v === null || v === undefined ? "–" : num(v) + " ms"; }
+  function times(v) { return v === null || v === undefined ? "–" : num(v) + " ×"; }
+
   function sideBySide() {
     page.append(el("h2", {}, "Side by side"));
-    const p = (r) => r.summary.pages || { in_use: { low: {}, high: {} } };
-    const m = (r) => (r.summary.mix || {}).early || {};
-    const rows = [
-      ["requests/s", (r) => num(aggregate(r, "request_rate"))], ["input tokens, mean", (r) => num(mean(r, "input_rate"))], ["output tokens, mean", (r) => num(mean(r, "output_rate"))],
-      ["pages in use, mean (band)", (r) => num(p(r).in_use.low.mean) + " to " + num(p(r).in_use.high.mean)], ["peak demand of the cache", (r) => pct(p(r).peak_share)],
-      ["page fill", (r) => pct(p(r).fill)], ["page sharing (logical ÷ physical)", (r) => num(p(r).sharing)], ["LRU prefix hits", (r) => pct(p(r).lru_hit_rate)],
-      ["time idle", (r) => pct(m(r).idle)], ["prefill only", (r) => pct(m(r).prefill_only)], ["decode only", (r) => pct(m(r).decode_only)], ["both at once", (r) => pct(m(r).mixed)],
-      ["switches/s between them", (r) => num(m(r).switches_per_s)], ["gap per token, mixed ÷ decode only", (r) => num(r.charts && r.charts.interference.slowdown)],
-      ["ttft p50, ms", (r) => num(metric(r, "ttft").p50)], ["ttft p99, ms", (r) => num(metric(r, "ttft").p99)], ["tpot p99, ms", (r) => num(metric(r, "tpot").p99)],
-    ];
-    page.append(el("p", {}, "Fixed-length loads of the same means differ from production where it matters: how full and how shared pages are, how prefill and decode meet, and so what the slowest requests wait."));
-    page.append(table([""].concat(runs.map((r) => r.summary.label)), rows.map(([name, of]) => [name].concat(runs.map(of)))));
+    runs.slice(1).forEach((r, k) => { const text = sameMeans(runs[0], r); if (text) page.append(el("p", { class: "say" }, key(k + 1), text)); });
+    for (const [title, figures] of compared) {
+      const box = el("div", { class: "sides" });
+      for (const [name, print, of, note] of figures) {
+        const values = runs.map((r) => { const v = of(r); return v === undefined || v === null ? null : v; });
+        if (values.every((v) => v === null)) continue;
+        const most = Math.max(...values.map((v) => v || 0)) || 1;
+        const side = el("div", { class: "side" }, el("h3", {}, name), note ? el("p", { class: "quiet" }, note) : null);
+        values.forEach((v, i) => {
+          const fill = el("i", { class: "b" + (i % 6) });
+          fill.style.width = (v === null ? 0 : Math.max(v / most * 100, 0.5)) + "%";
+          side.append(el("div", { class: "row" }, el("span", { class: "who" }, runs[i].summary.label), el("span", { class: "track" }, fill), el("span", { class: "what" }, print(v), i > 0 ? ratio(values[0], v) : null)));
+        });
+        box.append(side);
+      }
+      if (box.childNodes.length) page.append(el("h3", { class: "group" }, title), box);
+    }
+  }
+  // ratio is a run's figure in terms of the first run's.
+  function ratio(first, v) {
+    if (!first || v === null) return el("small", {}, "");
+    if (v === 0) return el("small", { class: "off" }, "none");
+    const q = v / first;
+    return el("small", { class: Math.abs(q - 1) > 0.1 ? "off" : "" }, Math.abs(q - 1) <= 0.005 ? "same" : q >= 1 ? `${num(q)} × ` : `1 ÷ ${num(1 / q)}`);
+  }
+  // sameMeans says of two loads that look alike by rate and mean lengths what they did to the slowest requests; "" where they do not look alike.
+  function sameMeans(a, b) {
+    const near = (x, y) => x && y && Math.abs(y / x - 1) < 0.05;
+    const alike = [[aggregate(a, "request_rate"), aggregate(b, "request_rate")], [mean(a, "input_rate"), mean(b, "input_rate")], [mean(a, "output_rate"), mean(b, "output_rate")]];
+    const x = metric(a, "ttft").p99, y = metric(b, "ttft").p99;
+    if (!alike.every(([p, q]) => near(p, q)) || !x || !y) return "";
+    const q = y / x;
+    const says = Math.abs(q - 1) <= 0.1 ? "the same" : q < 1 ? `${num(1 / q)} times too low` : `${num(q)} times too high`;
+    return `${b.summary.label} has the request rate and the mean lengths of ${a.summary.label}. One request in a hundred waits ${ms(y)} for its first token; in ${a.summary.label} it is ${ms(x)}: ${says}.`;
   }
   function mean(r, rate) {
     const a = aggregate(r, rate), n = aggregate(r, "request_rate");
@@ -133,12 +193,23 @@
   }
 
   // charts
+  function distributions() {
+    page.append(el("h2", {}, "Distributions"));
+    const dist = el("div", { class: "charts" });
+    page.append(dist);
+    for (const [name, title] of [["ttft", "time to first token, ms"], ["tpot", "time per output token, ms"], ["itl", "gap per token (itl), ms"], ["e2el", "end to end, ms"]]) ecdf(dist, name, title);
+  }
+
   function chartSections() {
     page.append(el("h2", {}, "Over time"), el("p", { class: "quiet noprint" }, "Drag to zoom all charts, double-click for everything. Latencies stand at their scheduled time, gaps at the time they ended."));
+    runs.forEach((r, i) => {
+      const cuts = (r.charts || {}).throttled || [];
+      if (cuts.length) page.append(el("p", { class: "unsure" }, many ? key(i) : null, `Shaded: the clocks of a GPU were cut (${[...new Set(cuts.flatMap((t) => t.reasons))].join(", ")}); what is slow then is not the software.`));
+    });
     const box = el("div", { class: "charts" });
     page.append(box);
-    over(box, "arrivals, 1/s", [["arrivals", ""], ["failures", "failed"]]);
-    over(box, "in flight", [["in_flight", ""], ["server_waiting", "waiting, server"]]);
+    over(box, "arrivals, 1/s", [["arrivals", ""], ["failures", "failed", true]]);
+    over(box, "in flight", [["in_flight", ""], ["server_waiting", "waiting, server", true]]);
     over(box, "time to first token, ms", [["ttft_p50", "p50"], ["ttft_p95", "p95"]], true);
     over(box, "gap per token (itl), ms", [["itl_p50", "p50"], ["itl_p95", "p95"]], true);
     over(box, "time per output token, ms", [["tpot_p50", "p50"], ["tpot_p95", "p95"]], true);
@@ -147,15 +218,11 @@
     over(box, "pages in use", [["pages_high", "model, high"], ["pages_low", "model, low"], ["server_pages_n", "server"]]);
     over(box, "page fill", [["page_fill", ""]]);
     over(box, "share of time with prefill and decode at once", [["mix_mixed", "mixed"], ["mix_decode", "decode only"]]);
-    over(box, "client: send lag, largest, ms", [["send_lag_max", ""]]);
+    over(box, "client: send lag, largest, ms", [["send_lag_max", "", true]]);
     over(box, "client: CPU, cores", [["client_cpu", ""]]);
     over(box, "GPU: share of time busy", [["gpu_util", ""]]);
     over(box, "GPU: power, W", [["gpu_power", ""]]);
     over(box, "GPU: SM clock, MHz", [["gpu_clock", ""]]);
-    page.append(el("h2", {}, "Distributions"));
-    const dist = el("div", { class: "charts" });
-    page.append(dist);
-    for (const [name, title] of [["ttft", "time to first token, ms"], ["tpot", "time per output token, ms"], ["itl", "gap per token (itl), ms"], ["e2el", "end to end, ms"]]) ecdf(dist, name, title);
   }
 
   // over draws series of all runs against the time since each run's start.
@@ -167,8 +234,8 @@
       if (!longest || r.charts.step_s > longest.step_s) longest = r.charts;
       const t = r.charts.time;
       if (t.server_pages && r.summary.pages && r.summary.pages.capacity) t.server_pages_n = t.server_pages.map((v) => (v === null ? null : v * r.summary.pages.capacity));
-      names.forEach(([name, label], k) => {
-        if (!t[name] || t[name].every((v) => v === null)) return;
+      names.forEach(([name, label, quiet], k) => { // quiet: not worth a line where it is nothing all the time
+        if (!t[name] || t[name].every((v) => v === null || quiet && v === 0)) return;
         series.push({ run: i, k, label: [many ? r.summary.label : "", label || (many ? "" : title.split(",")[0])].filter(Boolean).join(" "), step: r.charts.step_s });
         columns.push(t[name]);
       });
@@ -211,13 +278,25 @@
           label: s.label || title, stroke: color(many ? s.run : s.k), width: many && s.k > 0 ? 1 : 1.6, dash: many ? dashes[s.run % 6] : dashes[s.k % 6], alpha: many && s.k > 0 ? 0.6 : 1,
           spanGaps: sparse(columns[j + 1]), points: { show: sparse(columns[j + 1]), size: 4 }, value: (u, v) => num(v),
         }))),
-        hooks: { setScale: [(u, k) => { if (o.time && k === "x") follow(u); }] },
+        hooks: { drawClear: [(u) => { if (o.time) shade(u); }], setScale: [(u, k) => { if (o.time && k === "x") follow(u); }] },
       }, columns, holder);
       if (o.time) zoomed.push(plot);
     }
     make();
     redraw.push(make);
     new ResizeObserver(() => { const w = holder.clientWidth; if (plot && w > 0 && Math.abs(w - plot.width) > 1) plot.setSize({ width: w, height: 210 }); }).observe(holder);
+  }
+  // shade marks the time in which a GPU's clocks were cut.
+  function shade(u) {
+    runs.forEach((r, i) => ((r.charts || {}).throttled || []).forEach((t) => {
+      const a = Math.max(u.valToPos(t.from_s, "x", true), u.bbox.left), b = Math.min(u.valToPos(t.to_s, "x", true), u.bbox.left + u.bbox.width);
+      if (b < a) return;
+      u.ctx.save();
+      u.ctx.globalAlpha = 0.28;
+      u.ctx.fillStyle = many ? color(i) : css("--cut");
+      u.ctx.fillRect(a, u.bbox.top, Math.max(b - a, 2), u.bbox.height);
+      u.ctx.restore();
+    }));
   }
   // sparse: so few values that a line would not show them
   const sparse = (c) => c.filter((v) => v !== null && v !== undefined).length < c.length * 0.6;
@@ -251,6 +330,8 @@
     });
     scatter(box, "gap per token (p50, ms) against prefill tokens/s", "prefill_rate", "itl_p50");
     scatter(box, "first token (p50, ms) against requests in flight", "in_flight", "ttft_p50");
+    scatter(box, "first token (p50, ms) against requests waiting, server", "server_waiting", "ttft_p50");
+    scatter(box, "first token (p50, ms) against pages in use, model", "pages_high", "ttft_p50");
     missRatio(box);
   }
 
@@ -324,15 +405,22 @@
   if (data.diff) verdictOfDiff(data.diff);
   runs.forEach((r, i) => verdictOfRun(r.summary, i));
   cards();
+  if (many) { sideBySide(); distributions(); }
   if (data.diff) diffTable(data.diff);
   metricTables();
-  if (many) sideBySide();
+  wholeRun();
   chartSections();
+  if (!many) distributions();
   modelSection();
   anomalies();
   slowest();
   words();
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw.forEach((f) => f()));
+  const again = () => redraw.forEach((f) => f());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  // Paper is light whatever the screen is, and as wide as it is.
+  addEventListener("beforeprint", () => { document.documentElement.classList.add("paper"); again(); });
+  addEventListener("afterprint", () => { document.documentElement.classList.remove("paper"); again(); });
+  window.shadowtape = { ranges: () => zoomed.map((p) => [p.scales.x.min, p.scales.x.max]), over: () => zoomed[0].over }; // what the charts over time show, for tests
   document.documentElement.dataset.ready = "yes";
 })();
