@@ -105,7 +105,8 @@ type Diff struct {
 
 	Differences []Difference `json:"differences"` // of the environments, what is served first
 
-	Cost *FleetCost `json:"cost,omitempty"`
+	Cost    *FleetCost `json:"cost,omitempty"`
+	Traffic *Traffic   `json:"traffic,omitempty"` // of two recordings, which have no request in common
 }
 
 // ErrIncomparable is what Compare's error wraps where two runs are of different traffic.
@@ -141,11 +142,17 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 	}
 	d.Base, d.Candidate = []Side{sideOf(sa)}, []Side{sideOf(sb)}
 	m, err := match(a, b, o)
+	if errors.Is(err, ErrIncomparable) && a.Manifest == nil && b.Manifest == nil {
+		if d, err = compareTraffic(d, a, b, sa, sb, o); err == nil {
+			d.judge(o)
+		}
+		return d, err
+	}
 	if err != nil {
 		return d, err
 	}
 	d.Pairs, d.Blocks = len(m.pairs), m.blocks
-	if p := placement(a.Manifest, b.Manifest); p != "" {
+	if p := placement(a, b); p != "" {
 		d.Warnings = append(d.Warnings, p)
 	}
 	d.Warnings = append(d.Warnings, m.warnings...)
@@ -168,6 +175,12 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 	}
 	d.Metrics = append(d.Metrics, unpaired(sa, sb)...)
 	d.Cost = fleetCost(o.FleetGPUs, o.GPUHourPrice, sa, sb)
+	d.judge(o)
+	return d, nil
+}
+
+// judge makes the whole's verdict of the rows'.
+func (d *Diff) judge(o CompareOptions) {
 	d.Verdict = Same
 	for _, c := range d.Metrics {
 		if c.Gates && c.Verdict == Worse {
@@ -181,7 +194,6 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 			d.Verdict = Invalid
 		}
 	}
-	return d, nil
 }
 
 func sideOf(s Summary) Side { return Side{s.Label, s.Kind, s.Valid, s.Invalid, s.Requests} }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -28,10 +29,17 @@ func (d Diff) Text(w io.Writer) error {
 		was, is := x.words()
 		line("differs    %s: %s, now %s", strings.TrimPrefix(x.What, "deployment."), was, is)
 	}
-	line("%s matched requests; %.0f %% intervals within one run a side", count(int64(d.Pairs)), d.Confidence*100)
-	fmt.Fprintln(b)
+	if d.Traffic != nil {
+		d.Traffic.text(line)
+	} else {
+		line("%s matched requests; %.0f %% intervals within one run a side", count(int64(d.Pairs)), d.Confidence*100)
+	}
+	line("")
 	line("%-18s %5s %8s %8s %9s  %-16s %s", "", "", "base", "candidate", "change", "interval", "")
 	for _, c := range d.Metrics {
+		if d.Traffic != nil && slices.Contains(trafficMetrics[:], c.Name) {
+			continue // stands above
+		}
 		line("%-18s %5s %8s %8s %9s  %-16s %s", c.Name, shortUnit(c.Unit), cell(c.Base), cell(c.Candidate), signed(c), interval(c), mark(c))
 	}
 	if c := d.Cost; c != nil && c.ChangePerMonth.Valid {
@@ -64,8 +72,50 @@ func (d Diff) headline() string {
 	case Invalid:
 		return "INVALID    a side cannot be trusted: run it again"
 	}
+	if d.Traffic != nil {
+		return "~          no difference of the server that these recordings can vouch for"
+	}
 	return "~          no difference that these two runs can vouch for"
 }
+
+// partWords say what a part of a change is.
+var partWords = map[string]string{partUnmatched: "requests without a like", partLengths: "other lengths", partCache: "cached tokens", partLoad: "load in flight", partServer: "the server itself"}
+
+// text writes what the recordings' clients asked for and how the changes fall into parts.
+func (t *Traffic) text(line func(string, ...any)) {
+	line("%-10s %8s %10s %10s %10s %8s %8s", "traffic", "req/s", "tokens/s", "out/s", "in flight", "cached", "matched")
+	for _, s := range []struct {
+		name string
+		side TrafficSide
+	}{{"base", t.Base}, {"candidate", t.Candidate}} {
+		cached := Null{V: 100 * s.side.CachedShare.V, Valid: s.side.CachedShare.Valid}
+		line("%-10s %8s %10s %10s %10s %6s %% %6.0f %%", s.name, bare(s.side.RequestRate), bare(s.side.InputRate), bare(s.side.OutputRate), bare(s.side.InFlight), bare(cached), 100*s.side.MatchedShare.V)
+	}
+	line("")
+	for _, m := range t.Metrics {
+		share := ""
+		if m.TrafficShare.Valid {
+			share = fmt.Sprintf("%.0f %% by traffic", 100*m.TrafficShare.V)
+		}
+		line("%-26s %9s %-16s %s", m.Name, relative(m.ChangePct), span(m.Interval), share)
+		for _, p := range m.Parts {
+			if p.ChangePct.V != 0 || p.Name == partServer {
+				line("  %-24s %9s %s", partWords[p.Name], relative(p.ChangePct), span(p.Interval))
+			}
+		}
+	}
+}
+
+func relative(v Null) string {
+	if !v.Valid {
+		return "–"
+	}
+	return fmt.Sprintf("%+.1f %%", v.V)
+}
+
+func span(v [2]Null) string { return interval(Change{Interval: v}) }
+
+func bare(v Null) string { return strings.TrimSpace(cell(v)) }
 
 func first(s []string) string {
 	if len(s) == 0 {

@@ -149,9 +149,28 @@ func gpuModel(m *formats.Manifest) string {
 }
 
 // placement says in words where two runs' clients were, if not in the same place.
-func placement(a, b *formats.Manifest) string {
-	if a == nil || b == nil {
+func placement(base, candidate *Run) string {
+	a, b := base.Manifest, candidate.Manifest
+	switch {
+	case a == nil && b == nil:
 		return ""
+	case a == nil || b == nil:
+		recording, replay := base, candidate
+		if b == nil {
+			recording, replay = candidate, base
+		}
+		if recording.Kind != "recording" || replay.Kind != "replay" {
+			return ""
+		}
+		at := map[string]string{"proxy": "at a proxy", "pcap": "from packets", "interface": "from packets"}[recording.Header.SourceKind]
+		if at == "" {
+			at = "where it was recorded"
+		}
+		client := ""
+		if host := leaves(replay.Manifest)["client.host"]; host != "" {
+			client = " on " + host
+		}
+		return fmt.Sprintf("%s was timed %s, %s by its client%s: the way between them is part of the difference", recording.Label, at, replay.Label, client)
 	}
 	x, y := leaves(a), leaves(b)
 	if p, q := x["client.host"], y["client.host"]; p != q && p != "" && q != "" {

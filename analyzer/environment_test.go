@@ -33,10 +33,10 @@ func TestDifferences(t *testing.T) {
 	if got := Differences(nil, a); len(got) != 0 {
 		t.Error(got)
 	}
-	if p := placement(a, environmentOf("0.10.0", "x", "c2", 3)); !strings.Contains(p, "different machines, c1 and c2") {
+	if p := placement(&Run{Manifest: a}, &Run{Manifest: environmentOf("0.10.0", "x", "c2", 3)}); !strings.Contains(p, "different machines, c1 and c2") {
 		t.Error(p)
 	}
-	if p := placement(a, b); p != "" {
+	if p := placement(&Run{Manifest: a}, &Run{Manifest: b}); p != "" {
 		t.Error(p)
 	}
 }

@@ -266,3 +266,42 @@ func TestFind(t *testing.T) {
 		t.Errorf("another key: exit %d, %q", code, errs)
 	}
 }
+
+// TestDiffOfRecordings: two recordings without a common request inform, with 5 at most.
+func TestDiffOfRecordings(t *testing.T) {
+	day := func(name string, shift int64, slow float64) string {
+		where := filepath.Join(t.TempDir(), name)
+		w, err := formats.Create(where, formats.Header{SourceKind: "proxy", TimeBase: "absolute"}, formats.SegmentOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range int64(1500) {
+			input := 100 + (i*7919+shift)%400
+			ttft := int64((20e6 + 50e3*float64(input)) * slow)
+			x := &formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: 1e18 + shift*1e15 + i*(100e6+shift*1e6), SentNS: formats.Of(int64(0)), Endpoint: formats.EndpointChat, Stream: formats.Of(true),
+				InputTokens: formats.Of(input), CachedTokens: formats.Of(int64(0)), OutputTokens: formats.Of(int64(11)), OutputTokensSource: formats.TokensUsage, Status: formats.Of(int32(200)),
+				FirstTokenNS: formats.Of(ttft), LastTokenNS: formats.Of(ttft + int64(100e6*slow)), EndNS: formats.Of(ttft + int64(100e6*slow)), EndReason: formats.EndComplete}
+			if err := w.Write(x); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return where
+	}
+	monday, tuesday, slow := day("monday", 0, 1), day("tuesday", 5, 1), day("slow", 5, 1.3)
+	if code, out, errs := invoke("diff", monday, tuesday); code != exitGood || !strings.Contains(out, "the server itself") {
+		t.Errorf("another day: exit %d\n%s%s", code, out, errs)
+	}
+	page := filepath.Join(t.TempDir(), "d.html")
+	code, out, errs := invoke("diff", monday, slow, "--single-run", "--html", page)
+	if code != exitInconclusive || !strings.HasPrefix(out, "WORSE") || !strings.Contains(out, "ttft_server") {
+		t.Errorf("a slower server: exit %d\n%s%s", code, out, errs)
+	}
+	if _, err := os.Stat(page); err != nil {
+		t.Error(err)
+	}
+	_, out, _ = invoke("diff", monday, slow, "--json")
+	documentedKeys(t, "diff", out)
+}

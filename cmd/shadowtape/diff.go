@@ -34,6 +34,9 @@ large enough to matter; else it is ~, which proves nothing.
 One run a side is blind to what differs from one start of a server to the next, so it informs: exit 5 where the candidate looks worse,
 else 0. --single-run lets it say 3. An invalid run is 4 (--allow-invalid accepts it).
 
+Two recordings (Tuesday against Monday, canary against stable) have no request in common: requests are matched on prompt length, cached
+tokens and load in flight, and the change falls into what the traffic and what the server did. That is advice: exit 5 at most.
+
 With --base and --candidate the unit is the launch: the first of each is a pair, and so on. A moderated t test over pairs, with the
 variance of A/A pairs and the band of earlier nights where --db has them, says regressed (3), inconclusive with how many more pairs (5),
 or that all is well (0). docs/GATE.md tells how and how often it is wrong. --baseline holds launches against a file of baseline save.`,
@@ -137,7 +140,7 @@ func diffExit(d analyzer.Diff, singleRun bool) error {
 	switch {
 	case d.Verdict == analyzer.Invalid:
 		return exitWith(exitInvalid, nil, "")
-	case d.Verdict == analyzer.Worse && singleRun:
+	case d.Verdict == analyzer.Worse && singleRun && d.Traffic == nil:
 		return exitWith(exitWorse, nil, "")
 	case d.Verdict == analyzer.Worse:
 		return exitWith(exitInconclusive, nil, "")
