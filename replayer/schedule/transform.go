@@ -75,7 +75,8 @@ func SessionKey(x *formats.Exchange) uint64 {
 	return stats.Mix(stats.Mix(uint64(x.SourceID.Or(x.ExchangeID)) ^ 0x5ca1ab1e))
 }
 
-// Spread moves arrivals that share one tick of a coarse clock to times drawn evenly within the tick, keeping their order. It holds the
+// Spread moves arrivals that share one tick of a coarse clock to times drawn evenly within the tick, keeping their order. A clock's ticks
+// may come a little early or late: times less than half a quantum apart share one, and a tick ends where the next begins. It holds the
 // arrivals of one tick. A quantum of 0 changes nothing.
 func Spread(s Arrivals, quantum time.Duration, seed int64) Arrivals {
 	if quantum <= 0 {
@@ -84,14 +85,14 @@ func Spread(s Arrivals, quantum time.Duration, seed int64) Arrivals {
 	return func(yield func(Arrival, error) bool) {
 		r := rand.New(rand.NewPCG(uint64(seed), 0x5b4ead))
 		var tick []Arrival
-		flush := func() bool {
+		flush := func(width time.Duration) bool {
 			at := make([]time.Duration, len(tick))
 			for i := range at {
-				at[i] = time.Duration(r.Int64N(int64(quantum)))
+				at[i] = time.Duration(r.Int64N(int64(width)))
 			}
 			slices.Sort(at)
 			for i, a := range tick {
-				a.At += at[i]
+				a.At = tick[0].At + at[i]
 				if !yield(a, nil) {
 					return false
 				}
@@ -101,21 +102,19 @@ func Spread(s Arrivals, quantum time.Duration, seed int64) Arrivals {
 		}
 		for a, err := range s {
 			if err != nil {
-				if flush() {
+				if flush(quantum) {
 					yield(a, err)
 				}
 				return
 			}
-			// A tick ends where the clock moved on by one; what lies closer is no tick of this clock and would come out of order.
-			if len(tick) > 0 && a.At >= tick[0].At+quantum && !flush() {
-				return
-			}
 			if len(tick) > 0 {
-				a.At = tick[0].At
+				if width := a.At - tick[0].At; width >= (quantum+1)/2 && !flush(min(width, quantum)) {
+					return
+				}
 			}
 			tick = append(tick, a)
 		}
-		flush()
+		flush(quantum)
 	}
 }
 

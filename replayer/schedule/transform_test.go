@@ -174,6 +174,28 @@ func TestLoop(t *testing.T) {
 	}
 }
 
+// A real clock's ticks come a little early and late: each is spread up to the next and no further.
+func TestSpreadOfUnevenTicks(t *testing.T) {
+	var ticks []time.Duration
+	starts := []time.Duration{0, 2997 * ms, 5994 * ms, 8997 * ms, 15_000 * ms}
+	for _, s := range starts {
+		for range 10 {
+			ticks = append(ticks, s)
+		}
+	}
+	got := all(t, Spread(at(ticks...), 3*time.Second, 5))
+	for i, a := range got {
+		k := i / 10
+		end := starts[k] + 3*time.Second
+		if k+1 < len(starts) {
+			end = min(end, starts[k+1])
+		}
+		if a.At < starts[k] || a.At >= end || i > 0 && a.At < got[i-1].At {
+			t.Errorf("arrival %d of the tick at %v is at %v", i%10, starts[k], a.At)
+		}
+	}
+}
+
 func TestSpread(t *testing.T) {
 	var ticks []time.Duration
 	for i := range 300 {

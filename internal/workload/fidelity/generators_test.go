@@ -13,12 +13,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/stats"
 	"github.com/shadowtape/shadowtape/internal/workload"
 	"github.com/shadowtape/shadowtape/internal/workload/fit"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // TestGeneratorsAgainstTraces makes the tables of docs/WORKLOADS.md: each generator against each real trace. It needs the traces
@@ -84,6 +86,38 @@ func generators(t *testing.T, rows []*formats.Exchange, h formats.Header) (names
 
 var loads = []float64{0.5, 0.7, 0.85}
 
+// generator makes a load of a seed.
+type generator struct {
+	name string
+	rows func(seed uint64) ([]*formats.Exchange, error)
+}
+
+// fromModel generates from a model, at the ticks of its source or not.
+func fromModel(name string, m *workload.Model, ticks bool) generator {
+	return generator{name, func(seed uint64) (rows []*formats.Exchange, err error) {
+		generated, err := m.Generate(workload.Options{Seed: seed, KeepQuantum: ticks})
+		if err != nil {
+			return nil, err
+		}
+		for x := range generated {
+			rows = append(rows, x)
+		}
+		return rows, nil
+	}}
+}
+
+// spreadTruth is the real trace with arrivals spread over the ticks of its clock, as replay --spread uniform does it.
+func spreadTruth(rows []*formats.Exchange, quantum time.Duration) generator {
+	return generator{"the real requests, spread over their ticks", func(seed uint64) (out []*formats.Exchange, err error) {
+		for a := range schedule.Spread(schedule.FromRows(of(rows)), quantum, int64(seed)) {
+			x := *a.Exchange
+			x.ArrivalUnixNS = int64(a.At)
+			out = append(out, &x)
+		}
+		return out, nil
+	}}
+}
+
 func compareGenerators(t *testing.T, name string, rows []*formats.Exchange, h formats.Header, seeds int) {
 	truth := read(t, rows)
 	p, err := engine.FindProfile("llama-3.1-8b-h100")
@@ -104,81 +138,73 @@ func compareGenerators(t *testing.T, name string, rows []*formats.Exchange, h fo
 			t.Fatal(err)
 		}
 	}
-	var b strings.Builder
-	f := truth.Figures()
-	fmt.Fprintf(&b, "\n%s: %d requests; gap CV %.3g, IDC %.3g / %.3g / %.3g / %.3g, drift %.3g, work IDC %.3g / %.3g, work lag-1 %.3g; engine p99 TTFT %.3g / %.3g / %.3g s\n",
-		name, f.Requests, f.GapCV, f.IDC["1s"].V, f.IDC["10s"].V, f.IDC["60s"].V, f.IDC["300s"].V, f.MeanLengthRatio.V, f.WorkIDC["10s"].V, f.WorkIDC["60s"].V, f.WorkLag1.V,
-		real[0.5].TTFTp99, real[0.7].TTFTp99, real[0.85].TTFTp99)
-	fmt.Fprintf(&b, "| generator | KS gaps | KS in | KS out | W in | joint | IDC 1/10/60/300 s | drift | work IDC 10/60 s | work lag-1 | hits | p99 TTFT, FIFO .5/.7/.85 | p99 TTFT, engine .5/.7/.85 | pages | switches |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
+	f, r := truth.Figures(), real[0.7]
+	t.Logf("%s: %d requests. Real: IDC %.3g / %.3g / %.3g / %.3g, gap lag-1 %.3f, drift %.3g, work IDC %.3g / %.3g, work lag-1 %.3g; engine p99 TTFT %.3g / %.3g / %.3g s; at 0.7: %.0f pages, fill %.3f, %.3g switches a second",
+		name, f.Requests, f.IDC["1s"].V, f.IDC["10s"].V, f.IDC["60s"].V, f.IDC["300s"].V, f.GapLag1.V, f.MeanLengthRatio.V, f.WorkIDC["10s"].V, f.WorkIDC["60s"].V, f.WorkLag1.V,
+		real[0.5].TTFTp99, real[0.7].TTFTp99, real[0.85].TTFTp99, r.Pages, r.Fill, r.Switches)
+	t.Log("\n| generator | KS gaps/in/out | W gaps/in/out | joint | hits | IDC 1/10/60/300 s | gap lag-1 | drift | work IDC 10/60 s | work lag-1 |" +
+		"\n| generator | FIFO .5/.7/.85 | engine .5/.7/.85 | pages | fill | switches |\n")
 	names, models := generators(t, rows, h)
-	only := os.Getenv("SHADOWTAPE_MODELS")
+	var all []generator
 	for i, m := range models {
-		if only != "" && !strings.Contains(names[i], only) {
-			continue
+		all = append(all, fromModel(names[i], m, false))
+		if m.Quantum > 0 && i >= 2 {
+			all = append(all, fromModel(names[i]+", ticks kept", m, true))
 		}
-		for _, keep := range []bool{false, true} {
-			if keep && (m.Quantum == 0 || i < 2) {
-				continue
-			}
-			label := names[i]
-			if keep {
-				label += ", ticks kept"
-			}
-			row(t, &b, label, truth, &e, real, m, keep, seeds)
-			t.Log(b.String())
-			b.Reset()
+		if m.Quantum > 0 && i == len(models)-1 {
+			all = append(all, spreadTruth(rows, time.Duration(m.Quantum*1e9)))
 		}
 	}
-
+	only := os.Getenv("SHADOWTAPE_MODELS")
+	for _, g := range all {
+		if only == "" || strings.Contains(g.name, only) {
+			t.Log("\n" + row(t, g, truth, &e, real, seeds))
+		}
+	}
 }
 
-// row runs one generator over all seeds and writes its medians.
-func row(t *testing.T, b *strings.Builder, label string, truth *Load, e *Engine, real map[float64]Served, m *workload.Model, keep bool, seeds int) {
+// row runs one generator over all seeds and returns its medians, as a line of each table.
+func row(t *testing.T, g generator, truth *Load, e *Engine, real map[float64]Served, seeds int) string {
 	reports := make([]Report, seeds)
 	fifo, served := map[float64][]float64{}, map[float64][]float64{}
 	for _, load := range loads {
 		fifo[load], served[load] = make([]float64, seeds), make([]float64, seeds)
 	}
-	pages, switches := make([]float64, seeds), make([]float64, seeds)
-	one := func(seed int) {
-		generated, err := m.Generate(workload.Options{Seed: uint64(seed + 1), KeepQuantum: keep})
+	pages, fill, switches := make([]float64, seeds), make([]float64, seeds), make([]float64, seeds)
+	one := func(seed int) error {
+		rows, err := g.rows(uint64(seed + 1))
 		if err != nil {
-			t.Error(err)
-			return
-		}
-		var rows []*formats.Exchange
-		for x := range generated {
-			rows = append(rows, x)
+			return err
 		}
 		l, err := Read(of(rows))
 		if err != nil {
-			t.Error(err)
-			return
+			return err
 		}
 		if reports[seed], err = Compare(truth, l); err != nil {
-			t.Error(err)
-			return
+			return err
 		}
 		for _, load := range loads {
 			fifo[load][seed] = stats.Quantile(l.FIFOLike(truth, load), 0.99) / stats.Quantile(truth.FIFO(load), 0.99)
 			s, err := e.Serve(t.Context(), of(rows), load)
 			if err != nil {
-				t.Error(err)
-				return
+				return err
 			}
 			q := Ratio(load, real[load], s)
 			served[load][seed] = q.TTFTp99
 			if load == 0.7 {
-				pages[seed], switches[seed] = q.Pages, q.Switches
+				pages[seed], fill[seed], switches[seed] = q.Pages, s.Fill/real[load].Fill, q.Switches
 			}
 		}
+		return nil
 	}
 	var all sync.WaitGroup
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for seed := range seeds {
 		slots <- struct{}{}
 		all.Go(func() {
-			one(seed)
+			if err := one(seed); err != nil {
+				t.Error(err)
+			}
 			<-slots
 		})
 	}
@@ -193,13 +219,19 @@ func row(t *testing.T, b *strings.Builder, label string, truth *Load, e *Engine,
 		}
 		return median(v)
 	}
-	fmt.Fprintf(b, "| %s | %.3f | %.3f | %.3f | %.3f | %.3f | %.3g / %.3g / %.3g / %.3g | %.3g | %.3g / %.3g | %.2f | %.3f | %.2f / %.2f / %.2f | %.2f / %.2f / %.2f | %.2f | %.2f |\n", label,
+	hits := "-"
+	if truth.blocks {
+		hits = fmt.Sprintf("%.3f", middle(func(r Report) float64 { return r.Hits.Or(math.NaN()) }))
+	}
+	return fmt.Sprintf("| %s | %.3f / %.3f / %.3f | %.3f / %.3f / %.3f | %.3f | %s | %.3g / %.3g / %.3g / %.3g | %.2f | %.3g | %.3g / %.3g | %.2f |\n", g.name,
 		middle(func(r Report) float64 { return r.Gaps.KS }), middle(func(r Report) float64 { return r.Input.KS }), middle(func(r Report) float64 { return r.Output.KS }),
-		middle(func(r Report) float64 { return r.Input.Wasserstein }), middle(func(r Report) float64 { return r.Joint.V }),
+		middle(func(r Report) float64 { return r.Gaps.Wasserstein }), middle(func(r Report) float64 { return r.Input.Wasserstein }), middle(func(r Report) float64 { return r.Output.Wasserstein }),
+		middle(func(r Report) float64 { return r.Joint.V }), hits,
 		middle(func(r Report) float64 { return r.B.IDC["1s"].V }), middle(func(r Report) float64 { return r.B.IDC["10s"].V }), middle(func(r Report) float64 { return r.B.IDC["60s"].V }), middle(func(r Report) float64 { return r.B.IDC["300s"].V }),
-		middle(func(r Report) float64 { return r.B.MeanLengthRatio.V }), middle(func(r Report) float64 { return r.B.WorkIDC["10s"].V }), middle(func(r Report) float64 { return r.B.WorkIDC["60s"].V }), middle(func(r Report) float64 { return r.B.WorkLag1.V }),
-		middle(func(r Report) float64 { return r.Hits.Or(math.NaN()) }),
-		median(fifo[0.5]), median(fifo[0.7]), median(fifo[0.85]), median(served[0.5]), median(served[0.7]), median(served[0.85]), median(pages), median(switches))
+		middle(func(r Report) float64 { return r.B.GapLag1.V }), middle(func(r Report) float64 { return r.B.MeanLengthRatio.V }),
+		middle(func(r Report) float64 { return r.B.WorkIDC["10s"].V }), middle(func(r Report) float64 { return r.B.WorkIDC["60s"].V }), middle(func(r Report) float64 { return r.B.WorkLag1.V })) +
+		fmt.Sprintf("| %s | %.2f / %.2f / %.2f | %.2f / %.2f / %.2f | %.2f | %.3f | %.2f |", g.name,
+			median(fifo[0.5]), median(fifo[0.7]), median(fifo[0.85]), median(served[0.5]), median(served[0.7]), median(served[0.85]), median(pages), median(fill), median(switches))
 }
 
 func median(v []float64) float64 {
