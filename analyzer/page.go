@@ -95,7 +95,7 @@ and charts have gaps between. Held to the simulator's state log by a test: the t
 
 A request is in prefill from the start of its prefill to its first token, and in decode from there to its last. Shares of time idle, prefill only, decode only and mixed,
 and the switches between them a second, for both ends of the band. ` + "`early`" + ` (waiting counts as prefill) is close to the truth while nothing waits: shares within 5 points, switches within
-20 % of the state log in the test.
+20 % of the state log in the test. Under load, overload too, the state log's shares and switches lie inside the band: to half a point and a fiftieth.
 
 ## Interference and anomalies
 

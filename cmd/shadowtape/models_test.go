@@ -107,6 +107,22 @@ func TestModelsAgainstTheStateLog(t *testing.T) {
 			if truth.pages < low || truth.pages > high {
 				t.Errorf("%.2f pages in use, outside the band of %.2f to %.2f", truth.pages, low, high)
 			}
+			for _, f := range []struct {
+				name        string
+				late, early analyzer.Null
+				truth       float64 // a share in the band to half a point, switches to a fiftieth: a client sees a step's tokens spread
+			}{
+				{"idle", m.Late.Idle, m.Early.Idle, 1 - truth.prefill - truth.decode - truth.mixed}, {"prefill only", m.Late.PrefillOnly, m.Early.PrefillOnly, truth.prefill},
+				{"decode only", m.Late.DecodeOnly, m.Early.DecodeOnly, truth.decode}, {"mixed", m.Late.Mixed, m.Early.Mixed, truth.mixed}, {"switches", m.Late.SwitchesPerS, m.Early.SwitchesPerS, truth.flips},
+			} {
+				slack := 0.005
+				if f.name == "switches" {
+					slack = f.truth / 50
+				}
+				if f.truth < min(f.late.V, f.early.V)-slack || f.truth > max(f.late.V, f.early.V)+slack {
+					t.Errorf("%s: the truth is %.4f, outside the band of %.4f (late) to %.4f (early)", f.name, f.truth, f.late.V, f.early.V)
+				}
+			}
 			if !c.calm {
 				if truth.waiting == 0 {
 					t.Error("nothing waited: the case does not test what it is for")

@@ -43,9 +43,9 @@ part=(${duration:+--duration "$duration"})
 # serve starts a simulated server; proxy starts a recorder before it. Each sets $target and is ended by its number.
 pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true' EXIT
-await() { for _ in $(seq 100); do target=$(grep -om1 'http://[0-9.:]*' "$1" || true); [ -n "$target" ] && return; sleep 0.1; done; echo "compare: no address in $1" >&2; exit 1; }
-serve() { "$tape" sim --listen 127.0.0.1:0 "${server[@]}" --seed "$1" >"$out/sim.log" 2>&1 & pids+=($!); await "$out/sim.log"; }
-finish() { kill -TERM "${pids[@]}"; wait "${pids[@]}" 2>/dev/null || true; pids=(); }
+await() { for _ in $(seq 100); do target=$(sed -nE "s#.*$2([0-9.]+:[0-9]+).*#http://\\1#p" "$1" | head -n 1); [ -n "$target" ] && return; sleep 0.1; done; echo "compare: no address in $1" >&2; exit 1; }
+serve() { "$tape" sim --listen 127.0.0.1:0 "${server[@]}" --seed "$1" >"$out/sim.log" 2>&1 & pids+=($!); await "$out/sim.log" http://; }
+finish() { for ((i = ${#pids[@]} - 1; i >= 0; i--)); do kill -TERM "${pids[i]}"; wait "${pids[i]}" 2>/dev/null || true; done; pids=(); }
 # run NAME TRACE SEED: what a server of that seed made of the trace.
 run() {
   if [ "$live" = 1 ]; then
@@ -62,7 +62,7 @@ if [ "$live" = 1 ]; then
   serve 1
   "$tape" record --listen 127.0.0.1:0 --upstream "$target" --metrics "$target/metrics" --force -o "$out/production" >"$out/record.log" 2>&1 &
   pids+=($!)
-  await "$out/record.log"
+  await "$out/record.log" "from "
   "$tape" replay "$trace" --target "$target" "${part[@]}" --allow-invalid --force -o "$out/users"
   finish
 else
