@@ -34,6 +34,9 @@ type Metric struct {
 	// Detail is set where the terminal summary leaves the metric to JSON.
 	Detail bool
 
+	// Spare is how soon the terminal summary leaves the metric out where it has too many lines; 0 is never.
+	Spare int
+
 	// Informs is set where the metric explains and never decides a diff.
 	Informs bool
 }
@@ -65,7 +68,7 @@ var metrics = []Metric{
 		Notes:      "Beside ttft it shows what the client itself added. Undefined where the send time is unknown.",
 		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstTokenNS }, true),
 	}, {
-		Name: "ttfc", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
+		Name: "ttfc", Unit: "ms", Better: "lower", Spare: 4, PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "first event that carries answer content (not reasoning) − scheduled time",
 		Notes:      "What a user waits for in front of a reasoning model.",
 		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstContentNS }, false),
@@ -84,7 +87,7 @@ var metrics = []Metric{
 		Notes:      "Events that shared a read or packet with the one before, and gaps touched by a retransmission or by loss, are left out and counted. With n > 1 gaps are between events of one choice. Where an event's tokens are unknown they are taken as one.",
 		Samples:    itl, Omitted: omittedGaps,
 	}, {
-		Name: "event_gap", Unit: "ms", Better: "lower", Resolution: 0.1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
+		Name: "event_gap", Unit: "ms", Better: "lower", Spare: 3, Resolution: 0.1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "a gap g between events gives one sample of g",
 		Notes:      "What a user sees stutter. The same events are left out as for itl.",
 		Samples:    eventGaps, Omitted: omittedGaps,
@@ -94,7 +97,7 @@ var metrics = []Metric{
 		Notes:      "Complete answers only.",
 		Samples:    e2el(false),
 	}, {
-		Name: "e2el_from_send", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
+		Name: "e2el_from_send", Unit: "ms", Better: "lower", Spare: 1, PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "e2el counted from the first request byte written",
 		Samples:    e2el(true),
 	}, {
@@ -116,7 +119,7 @@ var metrics = []Metric{
 			}
 		},
 	}, {
-		Name: "client_delay", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
+		Name: "client_delay", Unit: "ms", Better: "lower", Spare: 2, PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "user-space read of the first token − the kernel's receive stamp",
 		Notes:      "A read's stamp is that of its newest segment, so this is an upper bound for the events before it in the same read.",
 		Samples: func(x *formats.Exchange, yield func(value, weight float64)) {

@@ -131,27 +131,67 @@ func TestSummaryFitsATerminal(t *testing.T) {
 	for id := range int64(3000) {
 		xs = append(xs, randomExchange(r, id+1))
 	}
-	m := &formats.Manifest{Label: "a\x1b[31m label with control characters and a great many words in it", Kind: "replay", Invalid: []string{"late", "later", "last", strings.Repeat("x", 200)}, Warnings: []string{"one", "two", "three", "four", "five"}}
+	bad := &formats.Manifest{Label: "a\x1b[31m label with control characters and a great many words in it", Kind: "replay", Invalid: []string{"late", "later", "last", strings.Repeat("x", 200)}, Warnings: []string{"one", "two", "three", "four", "five"}}
 	server := []formats.ServerSample{{UnixNS: xs[0].ArrivalUnixNS, Series: "vllm:kv_cache_usage_perc", Value: 0.5}}
-	s, err := Summarize(RunOf("r", m, xs, server), Options{SLO: []Limit{{"ttft", 1e9}}})
-	if err != nil {
-		t.Fatal(err)
+	for _, c := range []struct {
+		name   string
+		m      *formats.Manifest
+		o      Options
+		begins string
+		spark  int
+	}{
+		{"everything", bad, Options{SLO: []Limit{{"ttft", 1e9}}, GPUHourPrice: 3}, "INVALID", 0},
+		{"by a column", bad, Options{SLO: []Limit{{"ttft", 1e9}}, GPUHourPrice: 3, By: "input"}, "INVALID", 2},
+		{"valid", nil, Options{}, "valid", 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := Summarize(RunOf("r", c.m, xs, server), c.o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var b bytes.Buffer
+			if err := s.Text(&b); err != nil {
+				t.Fatal(err)
+			}
+			lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+			if len(lines) > 25 {
+				t.Errorf("%d lines:\n%s", len(lines), b.String())
+			}
+			spark := 0
+			for _, l := range lines {
+				if utf8.RuneCountInString(l) > 80 || strings.ContainsRune(l, 0x1b) {
+					t.Errorf("line %q", l)
+				}
+				if strings.Contains(l, "▁") || strings.Contains(l, "█") {
+					spark++
+				}
+			}
+			if !strings.HasPrefix(lines[0], c.begins) {
+				t.Errorf("the verdict is not first: %q", lines[0])
+			}
+			if spark < c.spark {
+				t.Errorf("%d sparklines, want %d:\n%s", spark, c.spark, b.String())
+			}
+		})
 	}
-	var b bytes.Buffer
-	if err := s.Text(&b); err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
-	if len(lines) > 25 {
-		t.Errorf("%d lines:\n%s", len(lines), b.String())
-	}
-	for _, l := range lines {
-		if utf8.RuneCountInString(l) > 80 || strings.ContainsRune(l, 0x1b) {
-			t.Errorf("line %q", l)
+}
+
+func TestSparkline(t *testing.T) {
+	gap := math.NaN()
+	for _, c := range []struct {
+		p    Points
+		n    int
+		want string
+		top  float64
+	}{
+		{Points{0, 1, 2, 3, 4, 5, 6, 7}, 8, "▁▂▃▄▅▆▇█", 7},
+		{Points{1, 3, gap, gap, 8, 8}, 3, "▃ █", 8},
+		{Points{0, 0}, 2, "  ", 0},
+		{Points{gap, gap}, 2, "  ", 0},
+	} {
+		if text, top := sparkline(c.p, c.n); text != c.want || top != c.top {
+			t.Errorf("%v is %q up to %v, want %q up to %v", c.p, text, top, c.want, c.top)
 		}
-	}
-	if !strings.HasPrefix(lines[0], "INVALID") || s.Valid {
-		t.Errorf("the verdict is not first: %q", lines[0])
 	}
 }
 

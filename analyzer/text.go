@@ -10,12 +10,39 @@ import (
 	"strings"
 )
 
-const textWidth = 80
+const (
+	textWidth = 80
+	textLines = 25
+)
+
+// terminal collects the lines of a summary. Where they are too many those that can be spared go, the most sparable first.
+type terminal struct {
+	lines []string
+	spare []int // 0: never
+}
+
+func (t *terminal) line(format string, args ...any) { t.spared(0, format, args...) }
+
+func (t *terminal) spared(spare int, format string, args ...any) {
+	t.lines, t.spare = append(t.lines, clip(fmt.Sprintf(format, args...), textWidth)), append(t.spare, spare)
+}
+
+func (t *terminal) write(w io.Writer) error {
+	for len(t.lines) > textLines && slices.Max(t.spare) > 0 {
+		i := slices.Index(t.spare, slices.Max(t.spare))
+		t.lines, t.spare = slices.Delete(t.lines, i, i+1), slices.Delete(t.spare, i, i+1)
+	}
+	b := bufio.NewWriter(w)
+	for _, line := range t.lines {
+		fmt.Fprintln(b, line)
+	}
+	return b.Flush()
+}
 
 // Text writes the summary for a terminal: verdict first, at most 25 lines of 80 columns, no color.
 func (s Summary) Text(w io.Writer) error {
-	b := bufio.NewWriter(w)
-	line := func(format string, args ...any) { fmt.Fprintln(b, clip(fmt.Sprintf(format, args...), textWidth)) }
+	var t terminal
+	line := t.line
 	if s.Valid {
 		line("valid    %s %s", s.Kind, s.Label)
 	} else {
@@ -40,8 +67,9 @@ func (s Summary) Text(w io.Writer) error {
 	}
 	s.models(line)
 	if s.By == "" {
-		s.table(line)
+		s.table(&t)
 	}
+	s.sparklines(&t)
 	s.byTable(line)
 	if c := s.Cost; c != nil {
 		line("cost     %s per million output tokens at this rate (%d GPUs at %s an hour)", cell(c.PerMillionOutputTokens), c.GPUs, number(c.GPUHourPrice))
@@ -55,7 +83,49 @@ func (s Summary) Text(w io.Writer) error {
 		notes = append(notes, a.Name+at+": "+a.Evidence)
 	}
 	listed(line, "", append(notes, prefixed("warning: ", s.Warnings)...))
-	return b.Flush()
+	return t.write(w)
+}
+
+// sparklines writes two lines: when the requests came and what they waited.
+func (s Summary) sparklines(t *terminal) {
+	if s.Charts == nil {
+		return
+	}
+	for i, c := range []struct{ name, of, unit string }{{"arrivals", "arrivals", "/s"}, {"ttft p95", "ttft_p95", " ms"}, {"e2el p95", "e2el_p95", " ms"}} {
+		p := s.Charts.Time[c.of]
+		if i == 2 && s.Charts.Time["ttft_p95"] != nil || len(p) == 0 {
+			continue
+		}
+		if text, top := sparkline(p, 50); top > 0 {
+			t.spared(9-i, "%-9s%s to %s%s", c.name, text, number(top), c.unit)
+		}
+	}
+}
+
+// sparkline draws values over n columns as the means of equal parts, from 0 to the highest, which it returns; nothing is a blank.
+func sparkline(p Points, n int) (text string, top float64) {
+	means := make([]float64, n)
+	for i := range means {
+		sum, k := 0.0, 0.0
+		for _, v := range p[i*len(p)/n : (i+1)*len(p)/n] {
+			if finite(v) {
+				sum, k = sum+v, k+1
+			}
+		}
+		means[i] = sum / k
+		if finite(means[i]) {
+			top = max(top, means[i])
+		}
+	}
+	bars := []rune("▁▂▃▄▅▆▇█")
+	for _, v := range means {
+		if !finite(v) || top == 0 {
+			text += " "
+			continue
+		}
+		text += string(bars[min(int(v/top*float64(len(bars))), len(bars)-1)])
+	}
+	return text, top
 }
 
 // models writes a line each of pages and mix.
@@ -95,7 +165,8 @@ func listed(line func(string, ...any), prefix string, all []string) {
 }
 
 // table writes a row for each metric that has samples, in the table's order.
-func (s Summary) table(line func(string, ...any)) {
+func (s Summary) table(t *terminal) {
+	line := t.line
 	if !slices.ContainsFunc(metrics, func(m Metric) bool { return s.Metrics[m.Name].N > 0 && !m.Detail }) {
 		line("no latency: the exchanges do not say when their answers came")
 		return
@@ -107,7 +178,7 @@ func (s Summary) table(line func(string, ...any)) {
 		if f.N == 0 || m.Detail {
 			continue
 		}
-		line("%-14s %8s%8s%8s%8s%8s%8s%8s%9s", m.Name, count(int64(f.N)), cell(f.Mean), cell(f.Std), cell(f.P50), cell(f.P90), cell(f.P95), cell(f.P99), cell(f.Max))
+		t.spared(m.Spare, "%-14s %8s%8s%8s%8s%8s%8s%8s%9s", m.Name, count(int64(f.N)), cell(f.Mean), cell(f.Std), cell(f.P50), cell(f.P90), cell(f.P95), cell(f.P99), cell(f.Max))
 		bound = max(bound, f.Error)
 		for _, p := range percentiles[1:4] {
 			if f.Withheld[p.name] != "" && !strings.Contains(floor, p.name+" ") {
