@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -211,6 +212,11 @@ func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) err
 	budget := recorder.Divide(memory, ringBytes)
 	if ownsProcess {
 		debug.SetMemoryLimit(budget.Heap)
+		debug.SetGCPercent(400) // the limit holds; below it fewer collections disturb less
+		if l.listen != "" {
+			// A thread that comes out of a system call finds its place at once: the system, not Go, shares the processors out.
+			runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 2)
+		}
 		if err := ring.NoCoreDumps(); err != nil {
 			fmt.Fprintf(a.err, "shadowtape: warning: %v\n", err)
 		}

@@ -47,7 +47,7 @@ type follower struct {
 }
 
 // followTick is how often what passed is taken. Taking it piece by piece would cost a wake-up for each token of each stream.
-const followTick = 10 * time.Millisecond
+const followTick = 25 * time.Millisecond
 
 func newFollower(o Options) *follower { return &follower{limit: o.BacklogBytes, follow: o.Follow} }
 
@@ -63,6 +63,7 @@ func (f *follower) run() (stop func(wait time.Duration)) {
 	ending, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
+		giveWay()
 		tick := time.NewTicker(followTick)
 		defer tick.Stop()
 		for {

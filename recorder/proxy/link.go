@@ -32,6 +32,7 @@ type link struct {
 	server  net.Conn
 	stopped bool
 	cancel  context.CancelFunc
+	pair    *pair // that a loop has the connections in; nil: goroutines pump
 
 	lastNS   atomic.Int64 // since opened, of the last bytes either way
 	answered atomic.Bool  // the last bytes came from the server
@@ -58,12 +59,16 @@ func (k *link) run() {
 	if k.p.o.IdleTimeout > 0 {
 		go k.watchIdle(ctx)
 	}
+	if a := k.p.join(k); a != nil {
+		<-a.done
+		return
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		k.pump(FromClient, k.client, k.server, &k.p.fromClient)
+		k.pump(FromClient, k.client, k.server)
 	}()
-	k.pump(FromServer, k.server, k.client, &k.p.fromServer)
+	k.pump(FromServer, k.server, k.client)
 	// The server has nothing more to say. A client that does not close is not waited for without end.
 	t := time.AfterFunc(lingerTime, k.abort)
 	<-done
@@ -143,7 +148,7 @@ func refuse(c net.Conn) {
 }
 
 // pump passes bytes one way as they come, until the sender ends or one side fails. An end is passed on as an end, a failure as a reset.
-func (k *link) pump(side Side, from, to net.Conn, passed *atomic.Int64) {
+func (k *link) pump(side Side, from, to net.Conn) {
 	small := make([]byte, smallBuffer)
 	large := (*[]byte)(nil)
 	buffer := small
@@ -155,17 +160,13 @@ func (k *link) pump(side Side, from, to net.Conn, passed *atomic.Int64) {
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
-			at := k.now()
-			k.lastNS.Store(at - k.opened.UnixNano())
-			k.answered.Store(side == FromServer)
-			// Shown before it is sent: so the answer cannot be seen before its question. It costs a copy, and never waits.
-			k.trail.bytes(side, at, buffer[:n])
+			k.show(side, buffer[:n])
 			if _, werr := to.Write(buffer[:n]); werr != nil {
 				k.ended(other(side), true)
 				k.abort()
 				return
 			}
-			passed.Add(int64(n))
+			k.passed(side, n)
 		}
 		if err != nil {
 			// A TLS peer that closes without saying so has ended, too; the other side is to see just that.
@@ -185,6 +186,24 @@ func (k *link) pump(side Side, from, to net.Conn, passed *atomic.Int64) {
 			largeBuffers.Put(large)
 			large, buffer = nil, small
 		}
+	}
+}
+
+// show notes what one read brought, and shows it before it is sent: so the answer cannot be seen before its question. It costs a copy, and
+// never waits.
+func (k *link) show(side Side, b []byte) {
+	at := k.now()
+	k.lastNS.Store(at - k.opened.UnixNano())
+	k.answered.Store(side == FromServer)
+	k.trail.bytes(side, at, b)
+}
+
+// passed counts bytes that were sent on.
+func (k *link) passed(side Side, n int) {
+	if side == FromClient {
+		k.p.fromClient.Add(int64(n))
+	} else {
+		k.p.fromServer.Add(int64(n))
 	}
 }
 
@@ -229,6 +248,10 @@ func (k *link) stop(reset bool) {
 	k.stopped = true
 	if k.cancel != nil {
 		k.cancel()
+	}
+	if k.pair != nil {
+		k.pair.stop(reset)
+		return
 	}
 	for _, c := range []net.Conn{k.client, k.server} {
 		if c == nil {

@@ -110,6 +110,8 @@ type Stats struct {
 type Proxy struct {
 	o        Options
 	follower *follower
+	loops    []*loop // while Serve runs; none: goroutines pump
+	turn     atomic.Uint32
 
 	mu       sync.Mutex
 	links    map[*link]struct{}
@@ -148,6 +150,12 @@ func (p *Proxy) Stats() Stats {
 // consumers have taken what passed, or the grace period is over; an error only where l failed.
 func (p *Proxy) Serve(ctx context.Context, l net.Listener) error {
 	stopFollowing := p.follower.run()
+	p.loops = newLoops()
+	defer func() {
+		for _, l := range p.loops {
+			l.stop()
+		}
+	}()
 	slots := make(chan struct{}, p.o.MaxConnections)
 	var running sync.WaitGroup
 	accepting, stopAccepting := context.WithCancel(context.WithoutCancel(ctx))
