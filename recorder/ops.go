@@ -134,6 +134,7 @@ func (p page) byReason(name, help string, m map[string]int64) {
 
 // Budget divides the memory that a recorder may use.
 type Budget struct {
+	Memory  int64 // all of it
 	Ring    int   // of packets, outside the Go heap, all workers together
 	Held    int   // segments that wait for others
 	Bodies  int   // of requests being read
@@ -151,7 +152,7 @@ const (
 // Divide divides memory bytes, at least MinMemory. ring is what the packet rings take, 0 without any.
 func Divide(memory, ring int64) Budget {
 	memory = max(memory, MinMemory)
-	b := Budget{Ring: int(min(ring, memory/4))}
+	b := Budget{Memory: memory, Ring: int(min(ring, memory/4))}
 	rest := memory - int64(b.Ring)
 	b.Held, b.Bodies, b.Backlog, b.Queue = int(rest/8), int(rest/8), rest/8, rest/16
 	b.Heap = rest * 9 / 10

@@ -420,8 +420,8 @@ func TestMirrorChargesWhatItReads(t *testing.T) {
 	}
 	clients.Wait()
 	cancel()
-	if err := <-done; err != nil || m.Stats().Dropped[droppedBacklog] != conns || m.backlog.Load() != 0 {
-		t.Errorf("%v, %+v, %d bytes still charged", err, m.Stats(), m.backlog.Load())
+	if err := <-done; err != nil || m.Stats().Dropped[droppedBacklog] != conns || m.backlog.held() != 0 {
+		t.Errorf("%v, %+v, %d bytes still charged", err, m.Stats(), m.backlog.held())
 	}
 }
 

@@ -21,15 +21,23 @@ type Mirror struct {
 	Listener     net.Listener  // owned by Run
 	Key          []byte        // of the keyed hashes; without one, identifiers and prefixes stay unknown
 	Node         string        // what stands in the node column
-	BacklogBytes int64         // of requests read and not yet recorded; beyond it they are dropped and counted. 0: 64 MiB
+	BacklogBytes int64         // of requests being read or not yet recorded; beyond it the largest are dropped and counted. A quarter more, at least 1 MiB, for heads that are not whole. 0: 64 MiB
+	Connections  int           // at once; more are closed and counted. 0: 1,024
 	ReadTimeout  time.Duration // of one request; 0: 5 minutes
 	Grace        time.Duration // how long requests that are being sent may take after the context has ended; 0: 5 s
 	Select       Selection
 	Limits
 
-	backlog  atomic.Int64
-	requests atomic.Int64
-	draining atomic.Bool
+	backlog    ledger
+	heads      atomic.Int64 // bytes of heads that are not whole
+	headLimit  int64
+	requests   atomic.Int64
+	refused    atomic.Int64 // connections
+	headsOver  atomic.Int64 // connections closed for what they held of a head
+	headsLarge atomic.Int64 // connections with a head beyond mirrorHead
+	headsCut   atomic.Int64 // connections that ended, or were too slow, in the middle of a head
+	cut        atomic.Int64 // requests whose body did not come whole
+	draining   atomic.Bool
 
 	working sync.Mutex // held while a request is read; guards the engine
 	engine  *engine
@@ -45,7 +53,7 @@ func (m *Mirror) Validate() error {
 	if m.Listener == nil {
 		err = errors.Join(err, errors.New("sink: nothing to listen on"))
 	}
-	if m.BacklogBytes < 0 || m.ReadTimeout < 0 || m.Grace < 0 {
+	if m.BacklogBytes < 0 || m.ReadTimeout < 0 || m.Grace < 0 || m.Connections < 0 {
 		err = errors.Join(err, errors.New("sink: a negative limit"))
 	}
 	return err
@@ -57,7 +65,7 @@ type mirrored struct {
 	body    []byte
 	arrival int64
 	end     int64
-	cost    int64
+	loan    *loan
 	cut     bool // its body was not read to the end
 	over    int64
 }
@@ -75,25 +83,29 @@ func (m *Mirror) Run(ctx context.Context, _ Filter, emit func(*formats.Exchange)
 	m.working.Lock()
 	m.engine = newEngine(o, nil, hasherOf(m.Key), emit)
 	m.working.Unlock()
-	limit := cmpOr(m.BacklogBytes, 64<<20)
+	m.backlog.limit = cmpOr(m.BacklogBytes, 64<<20)
+	m.headLimit = cmpOr(m.headLimit, max(m.backlog.limit/4, 1<<20))
 	work := make(chan mirrored, 4096)
 	var worker sync.WaitGroup
 	worker.Go(func() {
 		for r := range work {
 			m.record(r)
-			m.backlog.Add(-r.cost)
+			m.backlog.close(r.loan)
 		}
 	})
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	server := &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, work, limit, int64(o.MaxBody)) }),
-		ReadHeaderTimeout: time.Minute,
-		ReadTimeout:       cmpOr(m.ReadTimeout, 5*time.Minute),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, work, int64(o.MaxBody)) }),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, mirrorConnKey{}, c)
+		},
+		ReadHeaderTimeout: mirrorHeadTime,
 		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    maxHead,
+		MaxHeaderBytes:    mirrorHead,
 		Protocols:         protocols,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 64, MaxReceiveBufferPerConnection: 256 << 10, MaxReceiveBufferPerStream: 64 << 10},
 		ErrorLog:          log.New(io.Discard, "", 0), // what clients do wrong is counted, and may hold their words
 	}
 	stopped := make(chan struct{})
@@ -106,7 +118,7 @@ func (m *Mirror) Run(ctx context.Context, _ Filter, emit func(*formats.Exchange)
 			server.Close()
 		}
 	})
-	err := server.Serve(m.Listener)
+	err := server.Serve(&gate{Listener: m.Listener, m: m, most: int64(cmpOr(m.Connections, 1024))})
 	if !stop() {
 		<-stopped
 	}
@@ -126,32 +138,52 @@ func cmpOr[T comparable](v, d T) T {
 	return v
 }
 
+// A head is longer than mirrorHead, and takes longer than mirrorHeadTime, only where somebody means harm.
+const (
+	mirrorHead     = 64 << 10
+	mirrorHeadTime = 10 * time.Second
+)
+
 // serve reads a request, hands it over and answers.
-func (m *Mirror) serve(w http.ResponseWriter, r *http.Request, work chan<- mirrored, limit, maxBody int64) {
+func (m *Mirror) serve(w http.ResponseWriter, r *http.Request, work chan<- mirrored, maxBody int64) {
 	q := mirrored{arrival: time.Now().UnixNano()}
 	m.requests.Add(1)
+	spent := false // the connection goes: what it has sent of the body is not read
+	if c, ok := r.Context().Value(mirrorConnKey{}).(*mirrorConn); ok {
+		c.working.Add(1)
+		c.drop()
+		defer func() {
+			if !spent {
+				c.working.Add(-1)
+			}
+		}()
+	}
 	defer func() {
 		w.Header()["Date"] = nil
 		w.WriteHeader(http.StatusAccepted)
 	}()
-	q.cost = min(max(r.ContentLength, 0), maxBody) + 1024
-	if m.backlog.Add(q.cost) > limit {
-		m.backlog.Add(-q.cost)
+	control := http.NewResponseController(w)
+	q.loan = m.backlog.open(func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
+	body := &bodyReader{from: r.Body, l: &m.backlog, loan: q.loan, until: time.Now().Add(cmpOr(m.ReadTimeout, 5*time.Minute)), wait: control.SetReadDeadline}
+	err := errBacklog
+	if m.backlog.charge(q.loan, headBytes(r)) {
+		q.body, err = io.ReadAll(io.LimitReader(body, maxBody+1))
+		if err == nil && int64(len(q.body)) > maxBody {
+			q.over, err = io.Copy(io.Discard, &discarding{body})
+			body.ready = 0
+		}
+	}
+	if errors.Is(err, errBacklog) || !m.backlog.read(q.loan, body.ready) {
+		m.backlog.close(q.loan)
 		m.drop(droppedBacklog)
+		if spent = r.ProtoMajor == 1; spent {
+			w.Header().Set("Connection", "close")
+		}
 		return
 	}
-	var err error
-	q.body, err = io.ReadAll(io.LimitReader(&charged{r.Body, &q.cost, 1024, &m.backlog, limit}, maxBody+1))
-	if errors.Is(err, errBacklog) {
-		q.body = nil
-		m.backlog.Add(-q.cost)
-		m.drop(droppedBacklog)
-		return
+	if q.cut = err != nil; q.cut {
+		m.cut.Add(1)
 	}
-	if int64(len(q.body)) > maxBody {
-		q.over, err = io.Copy(io.Discard, r.Body)
-	}
-	q.cut = err != nil
 	q.end = time.Now().UnixNano()
 	q.head = head{method: r.Method, path: r.RequestURI, length: r.ContentLength, encoding: r.Header.Get("Content-Encoding")}
 	for name, values := range r.Header {
@@ -162,35 +194,17 @@ func (m *Mirror) serve(w http.ResponseWriter, r *http.Request, work chan<- mirro
 	select {
 	case work <- q:
 	default:
-		m.backlog.Add(-q.cost)
+		m.backlog.close(q.loan)
 		m.drop(droppedBacklog)
 	}
 }
 
-// errBacklog ends the read of a body for which the backlog has no room.
-var errBacklog = errors.New("sink: the backlog is full")
+// discarding reads what follows the part of a body that is kept, and charges nothing for it.
+type discarding struct{ *bodyReader }
 
-// charged reads a body and charges the backlog for what its length did not announce, as it comes: many bodies of unknown length at once
-// must not outgrow it.
-type charged struct {
-	from    io.Reader
-	cost    *int64 // charged so far
-	read    int64
-	backlog *atomic.Int64
-	limit   int64
-}
-
-func (c *charged) Read(b []byte) (int, error) {
-	n, err := c.from.Read(b)
-	c.read += int64(n)
-	if more := c.read - *c.cost; more > 0 {
-		more = max(more, 32<<10) // few additions to what all connections share
-		*c.cost += more
-		if c.backlog.Add(more) > c.limit {
-			return n, errBacklog
-		}
-	}
-	return n, err
+func (d *discarding) Read(p []byte) (int, error) {
+	d.ready = bodyStep
+	return d.bodyReader.Read(p)
 }
 
 func (m *Mirror) drop(reason string) {
@@ -251,5 +265,11 @@ func (m *Mirror) Stats() SourceStats {
 		s.Dropped[reason] += n
 	}
 	s.Notes["requests"] = m.requests.Load()
+	for note, n := range map[string]int64{"connections_refused": m.refused.Load(), "heads_over_memory": m.headsOver.Load(), "heads_too_large": m.headsLarge.Load(),
+		"heads_unfinished": m.headsCut.Load(), "requests_cut": m.cut.Load()} {
+		if n > 0 {
+			s.Notes[note] = n
+		}
+	}
 	return s
 }

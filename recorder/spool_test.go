@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,7 @@ type rowSegments struct {
 	failAt    int
 	begun     map[int64]bool
 	closed    bool
-	full      bool
+	full      atomic.Bool
 	samples   int
 	sampleErr error
 	h         formats.Header
@@ -32,9 +33,9 @@ func (w *rowSegments) Begin(x *formats.Exchange) error {
 	return nil
 }
 func (w *rowSegments) Forget(id int64) error { delete(w.begun, id); return nil }
-func (w *rowSegments) Full() bool            { return w.full }
+func (w *rowSegments) Full() bool            { return w.full.Load() }
 func (w *rowSegments) Write(x *formats.Exchange) error {
-	if w.full {
+	if w.full.Load() {
 		return fmt.Errorf("write: %w", formats.ErrFull)
 	}
 	if w.failAt > 0 && len(w.rows) == w.failAt-1 {
@@ -127,10 +128,10 @@ func TestHealthFollowsTheDisk(t *testing.T) {
 		}
 		s.Emit(&formats.Exchange{ArrivalUnixNS: 1})
 		says("at first", "ok", "1")
-		first.full = true
+		first.full.Store(true)
 		s.Emit(&formats.Exchange{ArrivalUnixNS: 2})
 		says("on a full disk", "alive, not recording: the disk is full", "0")
-		first.full = false
+		first.full.Store(false)
 		time.Sleep(time.Second)
 		says("with room again, and no traffic", "ok", "1")
 		s.Emit(&formats.Exchange{ArrivalUnixNS: 3})

@@ -68,7 +68,7 @@ func (o *liveFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&o.cert, "tls-cert", "", "certificate of the proxy, PEM, read again when it changes (default: plain HTTP)")
 	f.StringVar(&o.key, "tls-key", "", "its key, PEM")
 	f.StringVar(&o.upstreamCA, "upstream-ca", "", "certificates that an https upstream is trusted by, PEM (default: the system's)")
-	f.IntVar(&o.maxConnections, "max-connections", proxy.DefaultMaxConnections, "connections of the proxy at once; more wait")
+	f.IntVar(&o.maxConnections, "max-connections", 0, "connections of the proxy or the sink at once; more wait, or are closed by a sink (default: 10000; of a sink one for each 64KiB of --memory, at most 10000)")
 	f.DurationVar(&o.closeIdle, "close-idle", 0, "close connections of the proxy on which nothing passes for so long; longer than any first token takes (default: never)")
 	f.DurationVar(&o.grace, "grace", proxy.DefaultGrace, "how long open exchanges may go on after SIGTERM")
 	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new connections are still taken after SIGTERM")
@@ -475,7 +475,11 @@ func (a *app) sinkSource(o recordFlags, key []byte, budget recorder.Budget, sele
 	if err != nil {
 		return nil, err
 	}
-	s := &recorder.Mirror{Listener: listener, Key: key, Node: o.node, BacklogBytes: budget.Backlog, Grace: min(l.grace, 5*time.Second), Select: selection, Limits: limits}
+	connections, err := sinkConnections(l.maxConnections, budget.Memory)
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	s := &recorder.Mirror{Listener: listener, Connections: connections, Key: key, Node: o.node, BacklogBytes: budget.Backlog, Grace: min(l.grace, 5*time.Second), Select: selection, Limits: limits}
 	return &liveSource{
 		kind: "sink", source: listener.Addr().String(), clock: formats.ClockUser, note: fmt.Sprintf("requests mirrored to %s", listener.Addr()), stats: s.Stats, draining: s.Draining,
 		close: func() error { return nil },
@@ -484,4 +488,21 @@ func (a *app) sinkSource(o recordFlags, key []byte, budget recorder.Budget, sele
 		},
 		spool: func(*recorder.Spool) {},
 	}, nil
+}
+
+// A connection of a sink takes some 16 KiB before it has said anything; with what it may say, four times that.
+const (
+	leastPerConnection = 16 << 10
+	usualPerConnection = 64 << 10
+)
+
+// sinkConnections is how many connections a sink of so much memory takes: as many as were asked for, 0 for what fits.
+func sinkConnections(asked int, memory int64) (int, error) {
+	if asked == 0 {
+		return int(min(memory/usualPerConnection, proxy.DefaultMaxConnections)), nil
+	}
+	if asked < 0 || int64(asked) > memory/leastPerConnection {
+		return 0, usageError(fmt.Errorf("--max-connections %d: a sink with %d bytes of memory takes 1 to %d", asked, memory, memory/leastPerConnection), "--memory")
+	}
+	return asked, nil
 }
