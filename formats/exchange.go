@@ -137,6 +137,7 @@ const (
 	ErrorMaxInFlight = "max_in_flight"     // not sent: as many requests as allowed were in flight
 	ErrorPrompt      = "prompt"            // not sent: no body could be made for it
 	ErrorUnsaid      = "error"             // an imported file says that it failed, and not how
+	ErrorLateStart   = "late_start"        // not sent: the replayer began after its time
 	ErrorStateful    = "stateful"          // not sent: it continues what only the recorded server holds (previous_response_id, conversation)
 )
 

@@ -1,6 +1,9 @@
 package formats
 
-import "maps"
+import (
+	"encoding/json"
+	"maps"
+)
 
 // FormatVersion is the version of traces and runs that this build writes, and the latest that it reads.
 const FormatVersion = 1
@@ -85,7 +88,35 @@ type Manifest struct {
 	PrefixReset string           `json:"prefix_reset,omitempty"` // done, unsupported, failed, skipped
 	Interrupted bool             `json:"interrupted,omitempty"`
 	Fidelity    map[string]any   `json:"fidelity,omitempty"`
-	GPUs        any              `json:"gpus,omitempty"` // covariates of each GPU over the run: temperature, clocks, power, energy, throttled share
+	Shard       *Shard           `json:"shard,omitempty"`  // of a run that is one of several shards
+	Shards      []Shard          `json:"shards,omitempty"` // of a run that was merged: each run that was given, taken or not
+	GPUs        any              `json:"gpus,omitempty"`   // covariates of each GPU over the run: temperature, clocks, power, energy, throttled share
+}
+
+// Shard says which part of a schedule one of several replayers sent, and when it began.
+type Shard struct {
+	Index         int             `json:"index"` // from 1
+	Of            int             `json:"of"`
+	StartAtUnixNS int64           `json:"start_at_unix_ns"`      // the agreed start, by this machine's clock
+	LateNS        int64           `json:"late_ns,omitempty"`     // how long after it this replayer was ready: what was due before was dropped
+	Schedule      int64           `json:"schedule"`              // requests of the whole schedule, warm-up left out
+	Clocks        []ClockOffset   `json:"clocks,omitempty"`      // of the targets, against this machine's
+	Label         string          `json:"label,omitempty"`       // in a merged run: of the run
+	Host          string          `json:"host,omitempty"`        // likewise
+	Interrupted   bool            `json:"interrupted,omitempty"` // likewise
+	LeftOut       string          `json:"left_out,omitempty"`    // likewise: why its rows were not taken: another run of the shard replaced it
+	Remainder     json.RawMessage `json:"remainder,omitempty"`   // in a shard: what merging needs and no row says
+}
+
+// ClockOffset is how far a target's clock is ahead of the client's, as its HTTP Date headers tell: they are cut to whole seconds, so
+// requests around their ticks narrow it to about a round trip. A server that renews the header only once a second (uvicorn does) may be
+// up to a second further ahead than it says: that hits every shard alike.
+type ClockOffset struct {
+	Target   string  `json:"target"`
+	OffsetMS float64 `json:"offset_ms"`
+	ErrorMS  float64 `json:"error_ms"` // half the width of what the answers allow
+	Probes   int     `json:"probes"`
+	Unknown  string  `json:"unknown,omitempty"` // why it is not known
 }
 
 // RequestCounts are the conservation counters of a run, warm-up left out: Scheduled == Sent + Dropped and

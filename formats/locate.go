@@ -63,6 +63,35 @@ func Place(where string) (Store, error) {
 	return s, nil
 }
 
+// Runs names the runs that a name stands for: itself, or those directly below it, by name, where it is a place that holds runs.
+func Runs(where string) ([]string, error) {
+	s, err := Place(where)
+	if err != nil {
+		return nil, err
+	}
+	if there, err := occupied(s, runFile); err != nil {
+		return nil, fmt.Errorf("look at %s: %w", where, bare(err))
+	} else if there {
+		return []string{where}, nil
+	}
+	below, err := s.Below()
+	if err != nil {
+		return nil, fmt.Errorf("look at %s: %w", where, bare(err))
+	}
+	var runs []string
+	for _, n := range below {
+		if there, err := occupied(s.Sub(n), runFile); err != nil {
+			return nil, fmt.Errorf("look at %s: %w", where, bare(err))
+		} else if there {
+			runs = append(runs, strings.TrimRight(where, "/")+"/"+n)
+		}
+	}
+	if len(runs) == 0 {
+		return nil, fmt.Errorf("look at %s: it is no run and holds none", where)
+	}
+	return runs, nil
+}
+
 // Exists reports whether something stands at a name already: a file, a directory, or objects below a prefix.
 func Exists(where string) (bool, error) {
 	if !Remote(where) {

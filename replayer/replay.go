@@ -185,6 +185,11 @@ func (r *replay) read(ctx context.Context, s Schedule) {
 		if err == nil && ctx.Err() != nil {
 			err = errDone
 		}
+		if err == nil && a.Other && a.Exchange != nil { // it keeps its place, and warms the cache that is shared
+			seen.hit(a.Exchange, a.Loop)
+			index++
+			continue
+		}
 		if err == nil && a.Exchange == nil {
 			err = errors.New("an arrival without an exchange")
 		}
@@ -337,7 +342,19 @@ func (r *replay) build() {
 func (r *replay) dispatch(ctx context.Context, first *job) bool {
 	runtime.LockOSThread() // its waits are in the kernel
 	defer runtime.UnlockOSThread()
+	late := time.Duration(0)
+	if !r.o.Start.IsZero() { // a start that has passed: the schedule is not moved for it
+		late = max(time.Duration(r.clk.Now()), 0)
+		r.stats.Joined = late
+	}
 	for j := first; j != nil; j = <-r.order {
+		if j.due < late && j.after.After == 0 {
+			j.x.ArrivalUnixNS = r.clk.Unix() + int64(j.due)
+			j.live.Scheduled.Add(1)
+			r.drop(j, formats.ErrorLateStart)
+			r.ended(ctx, j)
+			continue
+		}
 		if j.after.After != 0 {
 			if end, held := r.turns.Hold(schedule.ID{Loop: j.id.Loop, Exchange: j.after.After}, j); !held {
 				r.release(ctx, j, end)

@@ -62,6 +62,7 @@ var verbs = []func(*app) *cobra.Command{
 	fitCommand,
 	synthCommand,
 	replayCommand,
+	mergeCommand,
 	simulateCommand,
 	calibrateCommand,
 	analyzeCommand,

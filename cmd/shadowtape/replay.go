@@ -42,6 +42,7 @@ type replayFlags struct {
 	force, allowInvalid, keepCache, insecure     bool
 	deploy                                       deployFlags
 	scheduleFlags
+	shards shardFlags
 }
 
 func replayCommand(a *app) *cobra.Command {
@@ -77,6 +78,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	}
 	f := c.Flags()
 	o.deploy.register(f)
+	o.shards.add(f)
 	f.StringVarP(&o.out, "output", "o", "", "run directory to write")
 	f.BoolVar(&o.force, "force", false, "replace the run directory where it exists")
 	f.StringVar(&o.label, "label", "", "name of the run in reports (default: the run directory's)")
@@ -113,7 +115,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	groupFlags(c,
 		flagGroup{"Target", []string{"target", "balance", "model", "header", "api-key-env", "proxy", "ca-cert", "insecure", "dialect", "request-timeout", "keep-cache", "http", "clock", "scrape", "metrics", "gpu-metrics"}},
 		deployGroup,
-		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
+		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread", "shard", "start-at"}},
 		flagGroup{"Phases", []string{"warmup", "cooldown", "saturate", "sessions", "users", "ramp", "think"}},
 		flagGroup{"Requests", []string{"seed", "prompts", "bodies", "endpoint", "output-lengths", "sampling", "aborts"}},
 		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid", "config"}},
@@ -167,6 +169,7 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 	if err := printPlan(a, j.Plan); err != nil {
 		return err
 	}
+	fmt.Fprint(a.err, startNote(jo, j.Plan))
 	if j.Plan.Duration > longRun && !c.Flags().Changed("duration") {
 		return usageError(fmt.Errorf("replay %s: it would take %v", where, j.Plan.Duration.Round(time.Second)), "more than an hour wants an explicit --duration, or --speed")
 	}
@@ -241,7 +244,7 @@ func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error
 	}
 	sel, err := o.selection(c)
 	jo.Selection, jo.SpreadTicks = sel, o.spread == "uniform"
-	if err != nil {
+	if err := errors.Join(err, o.shards.set(&jo)); err != nil {
 		errs = append(errs, err)
 	}
 	if o.timeout <= 0 {

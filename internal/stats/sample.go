@@ -204,3 +204,29 @@ func (w weighted) Swap(i, j int) {
 	w.values[i], w.values[j] = w.values[j], w.values[i]
 	w.weights[i], w.weights[j] = w.weights[j], w.weights[i]
 }
+
+// Bin is a value and how often it was seen.
+type Bin struct {
+	Value float64 `json:"v"`
+	N     uint64  `json:"n"`
+}
+
+// Bins are the distinct values in ascending order. ok is false where there are more than limit, or the sample is no longer exact.
+func (s *Sample) Bins(limit int) (bins []Bin, ok bool) {
+	if s.sketch != nil {
+		return nil, false
+	}
+	s.sort()
+	bins = []Bin{}
+	for i, v := range s.values {
+		if n := len(bins); n > 0 && bins[n-1].Value == v {
+			bins[n-1].N += uint64(s.weight(i))
+			continue
+		}
+		if len(bins) == limit {
+			return nil, false
+		}
+		bins = append(bins, Bin{v, uint64(s.weight(i))})
+	}
+	return bins, true
+}

@@ -56,6 +56,9 @@ type Options struct {
 	// Beside starts what is watched beside the replay (a candidate's GPUs, its container) once the run directory exists; the function it
 	// returns ends it after the last answer, and may add to the manifest. nil: nothing.
 	Beside func(ctx context.Context, w *formats.RunWriter) (end func(*formats.Manifest))
+	// StartAt is when the measured schedule begins, by this machine's clock; the zero time: when it is ready. What was due before it is
+	// ready is dropped. Several shards need it.
+	StartAt time.Time
 	// WarmRule is a warm-up that ends by what is seen; Warmup, WarmupTime and a preroll come instead of it. nil: none.
 	WarmRule *WarmRule
 	// Measured is called when the warm-up is over and the measured schedule is about to start; nil: nobody is.
@@ -85,6 +88,14 @@ func (o Options) Validate() error {
 	if o.Users > 0 && (o.Selection.Duration == 0 && o.Selection.Loops < 0 && o.Selection.MaxRequests == 0) {
 		errs = append(errs, errors.New("users without a duration or a number of requests would never end"))
 	}
+	if o.Selection.Shards > 1 {
+		if o.StartAt.IsZero() {
+			errs = append(errs, errors.New("several shards need one time to start at"))
+		}
+		if o.Users > 0 || o.Saturate > 0 || !o.WarmRule.none() {
+			errs = append(errs, errors.New("a shard has no closed loop of users, no saturation and no warm-up that ends by what is seen: each needs all of the load"))
+		}
+	}
 	if o.Users > 0 && (o.Selection.ThinkTime || o.Cooldown > 0) {
 		errs = append(errs, errors.New("a closed loop of users has neither the trace's sessions nor a cooldown"))
 	}
@@ -112,7 +123,9 @@ func (o Options) Validate() error {
 
 // Plan is what a replay is about to do. Its figures leave the warm-up out.
 type Plan struct {
-	Requests     int64
+	Requests     int64         // that this replayer sends
+	Schedule     int64         // of the whole schedule, where this is one of several shards; else Requests
+	Arrivals     int64         // of the whole schedule, its preroll included
 	Warmup       int64         // requests of the preroll
 	Users        int           // of a closed loop; the requests are then those it takes from, and Duration its end
 	Duration     time.Duration // to the last arrival, warm-up included
@@ -282,6 +295,10 @@ func (j *Job) Run(ctx context.Context, live *replayer.Live) (formats.Manifest, e
 	ids := "st-" + hex.EncodeToString(id[:])
 	m := j.manifest(ids)
 	m.PrefixReset = "skipped"
+	if j.late() > 0 {
+		j.o.KeepCache = true // the others have begun
+	}
+	j.measureClocks(ctx, &m)
 	if !j.o.KeepCache {
 		m.PrefixReset = probe.ResetPrefixCache(ctx, j.client, j.infos)
 	}
@@ -312,6 +329,9 @@ func (j *Job) Run(ctx context.Context, live *replayer.Live) (formats.Manifest, e
 	stop()
 	wg.Wait()
 	j.finish(&m, stats, ws, after)
+	if err := j.finishShard(&m, stats); err != nil {
+		return m, errors.Join(err, w.Close(m))
+	}
 	j.after(context.WithoutCancel(ctx), m.Environment)
 	if err = errors.Join(err, watchErr, clientErr); err != nil {
 		m.Valid, m.Invalid = false, append([]string{err.Error()}, m.Invalid...)

@@ -68,19 +68,7 @@ const mostDropped = 0.01
 // finish fills the manifest with what happened.
 func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchStats, p phaseResults) {
 	m.StartUnixNS, m.EndUnixNS = s.Start.UnixNano(), s.End.UnixNano()
-	m.Requests, m.Errors, m.Dropped = s.Requests, s.Errors, s.Dropped
-	m.Interrupted = s.Interrupted
-	m.Invalid = s.Quality.Invalid(j.o.Limits)
-	if s.Requests.Sent > 0 && s.Requests.Completed == 0 && !s.Interrupted {
-		m.Invalid = append([]string{"no request completed"}, m.Invalid...)
-	}
-	if n, of := s.Dropped[formats.ErrorMaxInFlight], s.Requests.Scheduled; float64(n) > mostDropped*float64(of) {
-		m.Invalid = append([]string{fmt.Sprintf("%d of %d requests were not sent because too many were in flight, over the limit of %g %%", n, of, 100*mostDropped)}, m.Invalid...)
-	}
-	if s.Requests.Sent == 0 && !s.Interrupted {
-		m.Invalid = append([]string{"nothing was sent"}, m.Invalid...)
-	}
-	m.Valid = len(m.Invalid) == 0
+	judge(m, s, j.o.Limits, j.Plan.Requests)
 	planned := len(m.Warnings)
 	warn := func(format string, args ...any) { m.Warnings = append(m.Warnings, fmt.Sprintf(format, args...)) }
 	if s.Late > 0 {
@@ -130,6 +118,26 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 	slices.Sort(m.Warnings[planned:])
 	m.Fidelity = fidelity(&s, j.Plan)
 	p.describe(m.Fidelity)
+}
+
+// judge fills in the counts and the verdict.
+func judge(m *formats.Manifest, s replayer.Stats, limits replayer.Limits, planned int64) {
+	m.Requests, m.Errors, m.Dropped = s.Requests, s.Errors, s.Dropped
+	m.Interrupted = s.Interrupted
+	m.Invalid = s.Quality.Invalid(limits)
+	if s.Requests.Sent > 0 && s.Requests.Completed == 0 && !s.Interrupted {
+		m.Invalid = append([]string{"no request completed"}, m.Invalid...)
+	}
+	if n, of := s.Dropped[formats.ErrorMaxInFlight], s.Requests.Scheduled; float64(n) > mostDropped*float64(of) {
+		m.Invalid = append([]string{fmt.Sprintf("%d of %d requests were not sent because too many were in flight, over the limit of %g %%", n, of, 100*mostDropped)}, m.Invalid...)
+	}
+	if n, of := s.Dropped[formats.ErrorLateStart], s.Requests.Scheduled; float64(n) > mostDropped*float64(of) {
+		m.Invalid = append([]string{fmt.Sprintf("%d of %d requests were not sent because the replay began after their time, over the limit of %g %%", n, of, 100*mostDropped)}, m.Invalid...)
+	}
+	if s.Requests.Sent == 0 && s.Requests.Scheduled+planned > 0 && !s.Interrupted {
+		m.Invalid = append([]string{"nothing was sent"}, m.Invalid...)
+	}
+	m.Valid = len(m.Invalid) == 0
 }
 
 // noteTexts say what Prompts.Notes counts.

@@ -38,7 +38,10 @@ func (j *Job) phases(ctx context.Context, m *formats.Manifest, w replayer.Sink, 
 	var p phaseResults
 	o := &j.o
 	base := replayer.Options{Node: node, MaxInFlight: o.MaxInFlight, NoAborts: o.NoAborts, BySession: o.BySession, Turns: o.Selection.ThinkTime}
-	next := j.Plan.Requests + j.Plan.Warmup // exchange ids of what is not the schedule come after the schedule's
+	next := j.Plan.Arrivals // exchange ids of what is not the schedule come after the schedule's
+	if j.Plan.Users > 0 {
+		next = j.Plan.Requests + j.Plan.Warmup
+	}
 	sel := o.Selection
 	if o.Users > 0 {
 		sel.Duration = 0 // ends the users, not the requests that they take from
@@ -78,6 +81,7 @@ func (j *Job) phases(ctx context.Context, m *formats.Manifest, w replayer.Sink, 
 	mo := base
 	mo.RequestIDs, mo.Live, mo.BlockTokens = ids, live, j.blockTokens()
 	mo.Users, mo.Ramp, mo.Think = o.Users, o.Ramp, o.Think
+	mo.Start = j.start()
 	s := rows()
 	if o.Users > 0 || o.Selection.ThinkTime {
 		mo.End = o.Selection.Duration

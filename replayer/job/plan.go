@@ -52,11 +52,26 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 			return err
 		}
 		pl.Duration = a.At
+		pl.Arrivals++
+		x := a.Exchange
+		if !a.Warmup {
+			pl.Schedule++
+		}
+		if e := x.Endpoint; e == formats.EndpointChat || e == "" && endpoint == formats.EndpointChat { // prompts are made alike in every shard
+			j.tools = j.tools || x.ToolCount.V > 0
+			j.images = j.images || x.ImageCount.V > 0
+		}
+		if bytes && !a.Warmup && x.PrefixBlocks != nil && x.InputTokens.Valid {
+			prompt += float64(int64(len(x.PrefixBlocks))*int64(h.PrefixBlockSize) + x.PrefixTailTokens.V)
+			tokens += float64(x.InputTokens.V)
+		}
+		if a.Other {
+			continue
+		}
 		if a.Warmup {
 			pl.Warmup++
 			continue
 		}
-		x := a.Exchange
 		pl.Requests++
 		pl.InputTokens += x.InputTokens.V
 		pl.OutputTokens += x.OutputTokens.V
@@ -69,24 +84,16 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 		if !x.InputTokens.Valid {
 			noInput++
 		}
-		if e == formats.EndpointChat {
-			j.tools = j.tools || x.ToolCount.V > 0
-			j.images = j.images || x.ImageCount.V > 0
-		}
 		if s := int64(a.At / time.Second); s != second || pl.Requests == 1 {
 			second, inSecond = s, 0
 		}
 		inSecond++
 		pl.PeakRate = max(pl.PeakRate, float64(inSecond))
-		if bytes && x.PrefixBlocks != nil && x.InputTokens.Valid {
-			prompt += float64(int64(len(x.PrefixBlocks))*int64(h.PrefixBlockSize) + x.PrefixTailTokens.V)
-			tokens += float64(x.InputTokens.V)
-		}
 	}
 	if pl.Users > 0 {
 		pl.Duration, pl.PeakRate = sel.Duration, 0
 	}
-	if pl.Requests == 0 {
+	if pl.Schedule == 0 {
 		return fmt.Errorf("plan the replay of %s: no request of the trace falls into it", j.o.name())
 	}
 	if prompt > 0 {

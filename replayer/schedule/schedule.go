@@ -19,6 +19,7 @@ type Arrival struct {
 	Think     time.Duration
 	NotBefore bool              // with After: not before At either
 	Warmup    bool              // sent like the others, but not measured: its row's phase is warmup
+	Other     bool              // another shard sends it: it keeps its place in the schedule, and that is all
 	Loop      int32             // which pass over the trace, from 0
 	Exchange  *formats.Exchange // what to send; the schedule's consumer may keep it, but must not change it
 }

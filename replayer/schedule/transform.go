@@ -180,6 +180,7 @@ type Selection struct {
 	MaxRequests       int64         // measured; 0: all
 	ThinkTime         bool          // turns of a session wait for the answer before them
 	Seed              int64         // of Spread
+	Shard, Shards     int           // this replayer's share, 1 … Shards, of whole sessions; 0: all
 }
 
 // Validate reports every setting that cannot work.
@@ -211,6 +212,9 @@ func (s Selection) Validate() error {
 	if s.Loops < 0 && s.Duration == 0 && s.MaxRequests == 0 {
 		bad("an endless loop needs a duration or a number of requests")
 	}
+	if s.Shards != 0 && (s.Shard < 1 || s.Shard > s.Shards) || s.Shards == 0 && s.Shard != 0 {
+		bad("shard %d of %d: shards are counted from 1", s.Shard, s.Shards)
+	}
 	if s.MaxRequests < 0 {
 		bad("%d requests at most", s.MaxRequests)
 	}
@@ -234,7 +238,7 @@ func (s Selection) keep() func(*formats.Exchange) bool {
 	}
 }
 
-// Apply composes the transforms: filters, thinning, window, spread, loops, speed, and the ends last. speed is Speed, or what Rate came
+// Apply composes the transforms: filters, thinning, window, spread, loops, speed, the ends, and the shard last. speed is Speed, or what Rate came
 // to.
 func (s Selection) Apply(sch Arrivals, speed float64) Arrivals {
 	if speed == 0 {
@@ -256,7 +260,7 @@ func (s Selection) Apply(sch Arrivals, speed float64) Arrivals {
 	if s.Duration > 0 {
 		sch = Until(sch, scale(min(s.Preroll, s.From), speed)+s.Duration)
 	}
-	return MaxRequests(sch, s.MaxRequests)
+	return Shard(MaxRequests(sch, s.MaxRequests), s.Shard, s.Shards)
 }
 
 // Part is the part of Apply that leaves times alone but for the window's start.

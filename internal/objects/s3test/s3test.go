@@ -9,6 +9,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -36,10 +37,22 @@ type Server struct {
 
 // New starts a server that ends with the test, and points the environment's endpoint and credentials at it.
 func New(t testing.TB) *Server {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return On(t, l)
+}
+
+// On is New with a listener.
+func On(t testing.TB, l net.Listener) *Server {
 	s := &Server{Bucket: "traces", objects: map[string][]byte{}, uploads: map[string]map[int][]byte{}, requests: map[string]int{}}
-	h := httptest.NewServer(s)
+	h := httptest.NewUnstartedServer(s)
+	h.Listener.Close()
+	h.Listener = l
+	h.Start()
 	t.Cleanup(h.Close)
-	s.URL = h.URL
+	s.URL = "http://" + l.Addr().String()
 	if t, ok := t.(interface{ Setenv(key, value string) }); ok {
 		for k, v := range s.Environment() {
 			t.Setenv(k, v)
