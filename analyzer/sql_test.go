@@ -1,7 +1,9 @@
 package analyzer
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -12,18 +14,22 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 )
 
-// engines run samples/sql/NAME.sql against a run given as $RUN and print [[metric, n, mean, std, p50, p90, p95, p99, max], …].
+// engines run the two queries of samples/sql/NAME.sql against a run given as $RUN and print their rows: [[metric, n, mean, std, p50, p90, p95,
+// p99, max], …] and then [[figure, value], …].
 var engines = map[string]string{
 	"duckdb": `
 import duckdb, json, os, sys
 c = duckdb.connect()
 c.execute("set variable run = '" + os.environ["RUN"] + "'")
-print(json.dumps(c.execute(sys.stdin.read()).fetchall(), default=float))`,
+for q in sys.stdin.read().split(";\n"):
+    if q.strip():
+        print(json.dumps(c.execute(q).fetchall(), default=float))`,
 	"chdb": `
 import json, os, sys
 import chdb
-q = sys.stdin.read().replace("{run:String}", "'" + os.environ["RUN"] + "'")
-print(json.dumps(json.loads(chdb.query(q.rstrip().rstrip(";") + " format JSONCompact settings output_format_json_quote_64bit_integers=0", "JSONCompact").bytes())["data"]))`,
+for q in sys.stdin.read().replace("{run:String}", "'" + os.environ["RUN"] + "'").split(";\n"):
+    if q.strip():
+        print(json.dumps(json.loads(chdb.query(q + " format JSONCompact settings output_format_json_quote_64bit_integers=0", "JSONCompact").bytes())["data"]))`,
 }
 
 // The SQL under samples/sql gives the figures of Summarize. Runs where Python has the modules.
@@ -72,12 +78,19 @@ func TestSQLGivesTheSameFigures(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var rows [][]any
-			if err := json.Unmarshal(out, &rows); err != nil {
+			d := json.NewDecoder(bytes.NewReader(out))
+			var rows, figures [][]any
+			if err := errors.Join(d.Decode(&rows), d.Decode(&figures)); err != nil {
 				t.Fatalf("%v in %s", err, out)
 			}
-			if len(rows) != 8 {
-				t.Errorf("%d metrics, want 8", len(rows))
+			if len(rows) != len(metrics) || len(figures) != 6 {
+				t.Errorf("%d metrics and %d figures, want %d and 6", len(rows), len(figures), len(metrics))
+			}
+			for _, row := range figures {
+				name, got := row[0].(string), row[1].(float64)
+				if want := s.Aggregates[name].Value; !want.Valid || math.Abs(got-want.V) > 1e-9*want.V {
+					t.Errorf("%s: %v, SQL has %v", name, want, got)
+				}
 			}
 			for _, row := range rows {
 				name := row[0].(string)
