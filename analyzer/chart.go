@@ -101,9 +101,25 @@ type binned struct {
 	cell       float64
 	itl        [2]stats.Moments // decode only, mixed
 	signs      signs
+
+	at     int        // the interval of the row being added
+	values [4]float64 // its latencies, the last of several; NaN where undefined
+	yields [4]func(value, weight float64)
 }
 
 var chartLatencies = [4]string{"ttft", "tpot", "itl", "e2el"}
+
+// chartMetrics are their lines of the table; itl's gaps are placed one by one.
+var chartMetrics = func() (ms [4]*Metric) {
+	for k, name := range chartLatencies {
+		for i := range metrics {
+			if metrics[i].Name == name && name != "itl" {
+				ms[k] = &metrics[i]
+			}
+		}
+	}
+	return ms
+}()
 
 const slowest = 20
 
@@ -163,6 +179,13 @@ func newBinned(w *Window, prefilling []float64) *binned {
 	for i := range b.lag {
 		b.lag[i] = math.NaN()
 	}
+	for k := range b.yields {
+		b.yields[k] = func(v, _ float64) {
+			b.latency[k][b.at].Add(v, 1)
+			b.whole[k].Add(v, 1)
+			b.values[k] = v
+		}
+	}
 	for i := range b.latency {
 		b.latency[i] = make([]stats.Sample, ChartBins)
 		for k := range b.latency[i] {
@@ -187,28 +210,24 @@ func (b *binned) add(x *formats.Exchange) {
 	case outcomeFailed, outcomeDropped:
 		b.failures[i]++
 	}
-	slow := Slow{ExchangeID: x.ExchangeID, AtS: (at - b.from) / 1e9, InputTokens: x.InputTokens.Or(0), OutputTokens: x.OutputTokens.Or(0), End: string(x.EndReason), Model: x.RequestModel}
-	for k, name := range chartLatencies {
-		if name == "itl" {
-			continue
-		}
-		m, _ := MetricNamed(name)
-		m.Samples(x, func(v, _ float64) {
-			b.latency[k][i].Add(v, 1)
-			b.whole[k].Add(v, 1)
-			*[]*Null{&slow.TTFT, &slow.TPOT, nil, &slow.E2EL}[k] = known(v)
-		})
-	}
+	lag := math.NaN()
 	if x.SentNS.Valid && x.Phase != formats.PhaseRecord {
-		slow.SendLag = known(float64(x.SentNS.V) / nsPerMS)
-		if lag := slow.SendLag.V; !(b.lag[i] > lag) {
+		if lag = float64(x.SentNS.V) / nsPerMS; !(b.lag[i] > lag) {
 			b.lag[i] = lag
+		}
+	}
+	b.at, b.values = i, [4]float64{math.NaN(), math.NaN(), math.NaN(), math.NaN()}
+	for k, m := range chartMetrics {
+		if m != nil {
+			m.Samples(x, b.yields[k])
 		}
 	}
 	b.gaps(x)
 	b.signs.add(x, b)
-	if slow.E2EL.Valid || slow.TTFT.Valid {
-		b.keep(slow)
+	if e2el, ttft := b.values[3], b.values[0]; finite(e2el) || finite(ttft) {
+		if n := len(b.slow); n < slowest || !(e2el < b.slow[n-1].E2EL.V) { // most are not among the slowest
+			b.keep(Slow{x.ExchangeID, (at - b.from) / 1e9, x.InputTokens.Or(0), x.OutputTokens.Or(0), known(ttft), known(b.values[1]), known(e2el), known(lag), string(x.EndReason), x.RequestModel})
+		}
 	}
 }
 

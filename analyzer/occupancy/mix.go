@@ -3,6 +3,7 @@ package occupancy
 import (
 	"cmp"
 	"slices"
+	"sync"
 )
 
 // Mix is how prefill and decode met on the server, as the exchanges imply it. A request is in prefill from the start of its prefill to its
@@ -134,7 +135,11 @@ func (t *timeShares) shares() Shares {
 
 // Mix makes the figures of the mix but for the server's.
 func (l *Load) Mix() Mix {
-	m := Mix{early: l.mix(false), late: l.mix(true)}
+	var m Mix
+	var both sync.WaitGroup
+	both.Go(func() { m.early = l.mix(false) })
+	both.Go(func() { m.late = l.mix(true) })
+	both.Wait()
 	if l.to <= l.from || len(l.requests) == 0 {
 		return m
 	}

@@ -3,6 +3,7 @@ package occupancy
 import (
 	"cmp"
 	"slices"
+	"sync"
 
 	"github.com/shadowtape/shadowtape/formats"
 )
@@ -67,7 +68,11 @@ func (l *Load) Pages(blockSize int, capacity int64) (p Pages) {
 	if len(l.requests) == 0 {
 		return p
 	}
-	high, low := l.occupancy(blockSize, false), l.occupancy(blockSize, true)
+	var high, low *occupancy
+	var both sync.WaitGroup
+	both.Go(func() { high = l.occupancy(blockSize, false) })
+	both.Go(func() { low = l.occupancy(blockSize, true) })
+	both.Wait()
 	p.high, p.low = high.physical.cells(), low.physical.cells()
 	p.InUse = Band{levelOf(p.low), levelOf(p.high)}
 	p.PeakDemand = p.InUse.High.Peak

@@ -28,6 +28,7 @@ func analyzeCommand(a *app) *cobra.Command {
 		sizes              analyzer.Sizes
 		gpus               int
 		price              float64
+		noModels           bool
 	}
 	c := &cobra.Command{
 		Use:   "analyze RUN…",
@@ -47,7 +48,7 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 			if err != nil {
 				return usageError(err, "--slo ttft=500ms,tpot=50ms")
 			}
-			opts := analyzer.Options{SLO: slo, By: o.by, From: o.from, To: o.to, Sizes: o.sizes, GPUs: o.gpus, GPUHourPrice: o.price}
+			opts := analyzer.Options{SLO: slo, By: o.by, From: o.from, To: o.to, Sizes: o.sizes, GPUs: o.gpus, GPUHourPrice: o.price, NoModels: o.noModels}
 			if err := opts.Validate(); err != nil {
 				return usageError(err, c.CommandPath()+" --help")
 			}
@@ -137,11 +138,12 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 	f.Int64Var(&o.sizes.Pages, "pages", 0, "pages of the KV cache (default: the server's or the manifest's)")
 	f.Float64Var(&o.price, "gpu-hour-price", 0, "price of a GPU for an hour, in any currency: adds the cost of a million output tokens")
 	f.IntVar(&o.gpus, "gpus", 0, "GPUs that served the run (default: the deployment's, as many as were watched, or 1)")
+	f.BoolVar(&o.noModels, "no-models", false, "leave out pages, mix, interference and anomalies: a run of millions is read once and not three times")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although a run is invalid")
 	groupFlags(c,
 		flagGroup{"Which requests", []string{"from", "to", "by"}},
 		flagGroup{"Limits and money", []string{"slo", "attain", "gpu-hour-price", "gpus"}},
-		flagGroup{"The server's cache", []string{"block-size", "pages"}},
+		flagGroup{"Models of the server", []string{"block-size", "pages", "no-models"}},
 		flagGroup{"Result", []string{"json", "html", "md", "rows", "openmetrics", "force", "allow-invalid"}},
 	)
 	return c
