@@ -182,7 +182,7 @@ func (a *app) sweep(c *cobra.Command, args []string, o sweepFlags) error {
 			}
 		}
 	}
-	fmt.Fprintf(a.err, "plan: %d cells, %d runs of each, about %s without starts and what is still in flight\n", len(cells), m.Repeats, m.Expected().Round(time.Second))
+	fmt.Fprintf(a.err, "plan: %d cells, each measured %d times, about %s without starts and what is still in flight\n", len(cells), m.Repeats, m.Expected().Round(time.Second))
 	if o.dryRun {
 		return nil
 	}

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/experiment/sweep"
 )
 
@@ -37,6 +41,70 @@ func TestSweepEndToEnd(t *testing.T) {
 		t.Fatalf("search: exit %d\n%s%s", code, text, errs)
 	}
 	checkDocumented(t, "sweep", text)
+}
+
+// A sweep of 3 × 2 × 3 cells is killed in the middle, with no time to tidy up, and called again: what was finished is kept as it is, the
+// rest is measured, and nothing of the killed run is left.
+func TestSweepKilled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped by -short: measures 18 cells")
+	}
+	url, _ := startSim(t, "--profile", "instant")
+	out := filepath.Join(t.TempDir(), "sweep")
+	args := []string{"sweep", "--target", url, "--input", "16,32,64", "--output", "2,4", "--rate", "50,100,200", "--requests", "20", "--allow-invalid", "-o", out}
+	cmd := exec.Command(program(t), args...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	started := func() []string {
+		names, _ := filepath.Glob(filepath.Join(out, "cells", "*", "run.json"))
+		return names
+	}
+	for len(started()) < 8 {
+		select {
+		case err := <-ended:
+			t.Fatalf("it ended by itself: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	finished := map[string]time.Time{}
+	for _, name := range started() {
+		var m formats.Manifest
+		if b, err := os.ReadFile(name); err != nil || json.Unmarshal(b, &m) != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if m.EndUnixNS > 0 {
+			s, err := os.Stat(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			finished[name] = s.ModTime()
+		}
+	}
+	if len(finished) < 7 || len(finished) > 17 {
+		t.Fatalf("%d cells were finished", len(finished))
+	}
+	code, text, errs := invoke(args...)
+	if code != exitGood || strings.Count(text, "input ") != 18 || strings.Count(errs, "there already") != len(finished) {
+		t.Fatalf("again: exit %d, %d finished before\n%s%s", code, len(finished), text, errs)
+	}
+	for name, was := range finished {
+		if s, err := os.Stat(name); err != nil || !s.ModTime().Equal(was) {
+			t.Errorf("%s was measured again: %v", name, err)
+		}
+	}
+	if names := started(); len(names) != 18 {
+		t.Errorf("%d runs", len(names))
+	}
+	if left, _ := filepath.Glob(filepath.Join(out, "cells", "*", "*.tmp")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
 }
 
 func TestSweepRefuses(t *testing.T) {

@@ -164,13 +164,16 @@ func (t *Table) Page(w io.Writer, title string) error {
 	head := []string{"ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "request_rate", "output_rate", "slo_attainment", "error_rate", "kv_usage_peak"}
 	type line struct {
 		Values, Cells []string
-		Error         string
-		Invalid       bool
+		Error, State  string
 	}
 	var lines []line
-	failed := 0
+	failed, invalid := 0, 0
 	for _, r := range t.Medians {
-		l := line{Error: r.Error, Invalid: !r.Valid && r.Error == ""}
+		l := line{Error: r.Error}
+		if r.Error == "" && !r.Valid {
+			invalid++
+			l.State = strings.Join(r.Invalid, "; ")
+		}
 		for _, a := range t.Axes {
 			l.Values = append(l.Values, r.Values[a])
 		}
@@ -188,7 +191,7 @@ func (t *Table) Page(w io.Writer, title string) error {
 	}
 	err := page.Execute(w, map[string]any{
 		"Title": title, "Maps": maps, "Scatter": t.scatter(), "Axes": t.Axes, "Head": head, "Lines": lines, "Span": len(head), "Answers": answers,
-		"Cells": len(t.Medians), "Runs": len(t.Results), "Failed": failed, "SLO": t.SLO,
+		"Cells": len(t.Medians), "Runs": len(t.Results), "Failed": failed, "Invalid": invalid, "SLO": t.SLO,
 	})
 	if err != nil {
 		return fmt.Errorf("write the sweep's page: %w", err)
@@ -273,6 +276,9 @@ func (t *Table) heat(figure string, more bool, rows, columns string, group map[s
 	if math.IsInf(lo, 0) {
 		return heat{}, false
 	}
+	if figure == "slo_attainment" { // good and bad have a meaning of their own
+		lo, hi = 0, 1
+	}
 	h := heat{Title: figure, Rows: rows, Columns: columns, Head: t.values(columns)}
 	if g := describe(group, t.Axes); g != "" {
 		h.Title += " (" + g + ")"
@@ -293,10 +299,16 @@ func (t *Table) heat(figure string, more bool, rows, columns string, group map[s
 					c.Text, c.Title = "failed", r.Error
 				case ok:
 					c.Text, c.Title = show(figure, v), describe(r.Values, t.Axes)
+					if !r.Valid {
+						c.Text, c.Title = c.Text+" †", c.Title+": invalid: "+strings.Join(r.Invalid, "; ")
+					}
+					if hi <= lo {
+						break // all the same: nothing to color
+					}
 					share := 0.0
-					if lo > 0 && hi > lo {
+					if lo > 0 {
 						share = math.Log(v/lo) / math.Log(hi/lo)
-					} else if hi > lo {
+					} else {
 						share = (v - lo) / (hi - lo)
 					}
 					if !more {
@@ -358,10 +370,11 @@ func (t *Table) scatter() template.HTML {
 	}
 	b := &strings.Builder{}
 	fmt.Fprintf(b, `<svg viewBox="0 0 %d %d" role="img" aria-label="output tokens per second against median TTFT">`, width, height)
-	for i := range 5 {
-		v := x1 * float64(i) / 4
+	step := decade(x1 / 6)
+	for v := 0.0; v <= x1; v += step {
 		fmt.Fprintf(b, `<line class="grid" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/><text class="axis" x="%.1f" y="%d" text-anchor="middle">%.4g</text>`, px(v), px(v), top, height-bottom, px(v), height-bottom+16, v)
-		u := y0 * math.Pow(y1/y0, float64(i)/4)
+	}
+	for u := decade(y0); u <= y1; u = decade(u * 1.01) {
 		fmt.Fprintf(b, `<line class="grid" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="axis" x="%d" y="%.1f" text-anchor="end">%s</text>`, left, width-right, py(u), py(u), left-6, py(u)+4, latency(u))
 	}
 	path := ""
@@ -382,6 +395,17 @@ func (t *Table) scatter() template.HTML {
 	return template.HTML(b.String())
 }
 
+// decade is the smallest of …, 1, 2, 5, 10, 20, … that is not below v, which is positive.
+func decade(v float64) float64 {
+	base := math.Pow(10, math.Floor(math.Log10(v)))
+	for _, m := range []float64{1, 2, 5, 10} {
+		if m*base >= v*(1-1e-9) {
+			return m * base
+		}
+	}
+	return 20 * base
+}
+
 // latency is a time of the chart's axis.
 func latency(ms float64) string {
 	switch {
@@ -398,20 +422,23 @@ var page = template.Must(template.New("sweep").Parse(`<!doctype html>
 <style>
 :root{color-scheme:light dark;--fg:#1c2024;--bg:#fff;--soft:#6b7280;--line:#e5e7eb;--card:#f8f9fa;--bad:#c62828;--best:#1d6fd1}
 @media (prefers-color-scheme:dark){:root{--fg:#e6e6e6;--bg:#15181b;--soft:#9aa3ad;--line:#2c3136;--card:#1c2024;--bad:#ef7070;--best:#6fb0f7}}
-body{font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:960px;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:1160px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}p{color:var(--soft);margin:.2rem 0}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}th,td{border:1px solid var(--line);padding:.3rem .55rem;text-align:right;white-space:nowrap}
 th{background:var(--card);font-weight:600}.wide{overflow-x:auto}.error{color:var(--bad);text-align:left}.maps{display:flex;flex-wrap:wrap;gap:1.2rem}
-.maps td{min-width:5.2em}caption{text-align:left;font-weight:600;padding:.2rem 0}svg{width:100%;height:auto}.grid{stroke:var(--line)}.axis{fill:var(--soft);font-size:11px}
+.maps td{min-width:5.2em}caption{text-align:left;font-weight:600;padding:.2rem 0}svg{width:100%;min-width:620px;height:auto}.grid{stroke:var(--line)}.axis{fill:var(--soft);font-size:11px}
 .dot{fill:var(--soft)}.dot.best{fill:var(--best)}.front{fill:none;stroke:var(--best);stroke-width:1.5}
+@media (max-width:480px){th,td{padding:.25rem .35rem}.maps td{min-width:4em}}
 </style></head><body>
 <h1>{{.Title}}</h1>
-<p>{{.Cells}} cells, {{.Runs}} runs{{if .Failed}}, {{.Failed}} cells failed{{end}}{{if .SLO}}; SLO {{.SLO}}{{end}}. A figure is the median over the valid repeats of its cell.</p>
+<p>{{.Cells}} cells, {{.Runs}} runs{{if .Failed}}, {{.Failed}} cells failed{{end}}{{if .Invalid}}, {{.Invalid}} cells invalid (†){{end}}{{if .SLO}}; SLO {{.SLO}}{{end}}. A figure is the median over the valid repeats of its cell.</p>
 {{range .Answers}}<p><b>{{.}}</b></p>{{end}}
 {{if .Maps}}<h2>Maps</h2><div class="maps">{{range .Maps}}<table><caption>{{.Title}}</caption><tr><th>{{.Rows}} \ {{.Columns}}</th>{{range .Head}}<th>{{.}}</th>{{end}}</tr>
 {{range .Lines}}<tr><th>{{.Name}}</th>{{range .Cells}}<td style="background:{{.Color}}" title="{{.Title}}">{{.Text}}</td>{{end}}</tr>{{end}}</table>{{end}}</div>{{end}}
-{{if .Scatter}}<h2>Throughput against latency</h2><p>Blue: no other cell is better in both.</p>{{.Scatter}}{{end}}
+{{if .Scatter}}<h2>Throughput against latency</h2><p>Blue: no other cell is better in both.</p><div class="wide">{{.Scatter}}</div>{{end}}
 <h2>All cells</h2><div class="wide"><table><tr>{{range .Axes}}<th>{{.}}</th>{{end}}{{range .Head}}<th>{{.}}</th>{{end}}</tr>
-{{$span := .Span}}{{range .Lines}}<tr>{{range .Values}}<td>{{.}}</td>{{end}}{{if .Error}}<td class="error" colspan="{{$span}}">{{.Error}}</td>{{else}}{{range .Cells}}<td>{{.}}</td>{{end}}{{end}}{{if .Invalid}}<td class="error">invalid</td>{{end}}</tr>
-{{end}}</table></div></body></html>
+{{$span := .Span}}{{range .Lines}}<tr{{if .State}} title="invalid: {{.State}}"{{end}}>{{$state := .State}}{{range $i, $v := .Values}}<td>{{$v}}{{if and $state (eq $i 0)}} †{{end}}</td>{{end}}{{if .Error}}<td class="error" colspan="{{$span}}">{{.Error}}</td>{{else}}{{range .Cells}}<td>{{.}}</td>{{end}}{{end}}</tr>
+{{end}}</table></div>
+{{if .Invalid}}<p>† not valid: no run of the cell can be trusted.{{range .Lines}}{{if .State}} {{range $i, $v := .Values}}{{if $i}}, {{end}}{{$v}}{{end}}: {{.State}}.{{end}}{{end}}</p>{{end}}
+</body></html>
 `))
