@@ -56,6 +56,13 @@ fuzz: ## run every fuzz target for FUZZTIME (30s each; docs/FUZZING.md)
 bench-record: ## packets a CPU second of `record --pcap` on a made capture (SHADOWTAPE_BENCH_MB=1024 for 1 GB)
 	$(GO) test ./recorder -run '^$$' -bench RecordFile
 
+.PHONY: bench-import interop
+bench-import: ## a million rows of each format imported: rows a CPU second
+	$(GO) test ./formats/foreign -run '^$$' -bench Import -benchtime 1000000x
+
+interop: ## real clients against real servers through the recording proxy (needs python3, node, network; docs/INTEROP.md)
+	@bash samples/interop/interop.sh
+
 bench-accuracy: ## the replayer's own error: its times against the simulator's emission log, at 1 to 1,000 streams
 	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -run TestBenchAccuracy -v ./cmd/shadowtape
 

@@ -58,6 +58,9 @@ Formats:
 				r, err = foreign.Export(c.Context(), f, t, w, o)
 				return err
 			})
+			for _, w := range r.Warnings {
+				fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(w))
+			}
 			switch {
 			case errors.Is(err, context.Canceled):
 				return exitWith(exitInterrupted, errors.New("export: interrupted, nothing was written"), "")

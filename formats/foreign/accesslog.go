@@ -331,5 +331,15 @@ func either(a, b string) string {
 // looksLikeAccessLog finds an HTTP request line in the first lines of a text.
 func looksLikeAccessLog(head []byte) bool {
 	s := string(head[:min(len(head), 4096)])
-	return strings.Contains(s, "HTTP/1.") || strings.Contains(s, "HTTP/2") || strings.Contains(s, "HTTP/3")
+	return !looksLikeEnvoyLog(head) && strings.Contains(s, "HTTP/1.") || strings.Contains(s, "HTTP/2") || strings.Contains(s, "HTTP/3")
+}
+
+// looksLikeEnvoyLog finds what Envoy's own format begins with: a time in brackets, as nothing before it does.
+func looksLikeEnvoyLog(head []byte) bool {
+	date, _, ok := strings.Cut(string(head[:min(len(head), 64)]), "] ")
+	if date, ok = strings.CutPrefix(date, "["); !ok {
+		return false
+	}
+	_, err := clock(date)
+	return err == nil
 }

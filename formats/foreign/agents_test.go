@@ -129,7 +129,7 @@ func TestBurstGPT(t *testing.T) {
 	three := "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n" +
 		"19440110.0,6a3c,12,GPT-4,100,20,120,Conversation log\n19440110.0,,3,ChatGPT,200,30,230,API log\n19440111.0,None,3,ChatGPT,200,30,230,API log\n" +
 		"19440112.0,6a3c,2,GPT-4,150,40,190,Conversation log\n"
-	got = mustImport(t, "burstgpt", Options{}, three)
+	got = mustImport(t, "burstgpt", Options{Prompts: promptsPerTurn}, three)
 	if len(got.rows) != 4 {
 		t.Fatalf("%+v", got.Report)
 	}

@@ -2,6 +2,8 @@ package foreign
 
 import (
 	"bytes"
+	"fmt"
+	"math"
 	"strings"
 
 	"github.com/shadowtape/shadowtape/formats"
@@ -36,6 +38,9 @@ func azure(names ...string) func(*input) (formats.Decoder, error) {
 			images, err := t.count("numimages")
 			if err != nil {
 				return err
+			}
+			if images.V > math.MaxInt32 {
+				return t.broken(fmt.Errorf("NumImages: %d images", images.V))
 			}
 			if images.Valid {
 				x.ImageCount = formats.Of(int32(images.V))

@@ -40,7 +40,7 @@ func bailian(in *input) (formats.Decoder, error) {
 	if known {
 		rule.describe(in.header)
 	}
-	in.header.TimeBase, in.header.Prompts = "relative", "cumulative"
+	in.header.TimeBase, in.header.Prompts = "relative", promptsCumulative
 	roots := map[scalar]scalar{}
 	return func(x *formats.Exchange) error {
 		line, err := l.next()

@@ -38,7 +38,7 @@ type dynamoRow struct {
 // prompt's blocks, as ours are.
 func dynamo(in *input) (formats.Decoder, error) {
 	l := lines{r: in.r}
-	in.header.TimeBase, in.header.Prompts = "absolute", "cumulative"
+	in.header.TimeBase, in.header.Prompts = "absolute", promptsCumulative
 	var rule blockRule
 	return func(x *formats.Exchange) error {
 		line, err := l.next()

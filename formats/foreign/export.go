@@ -87,6 +87,9 @@ func Export(ctx context.Context, f Target, t *formats.Trace, w io.Writer, o Expo
 		case *formats.RowError:
 			r.Dropped++
 			r.Reasons[err.Reason]++
+			if err.Err != nil && len(r.Warnings) < maxWarnings {
+				r.Warnings = append(r.Warnings, fmt.Sprintf("%s, row %d: %v: left out", t.Name, r.Read, err.Err))
+			}
 		default:
 			return r, fmt.Errorf("export %s: %w", t.Name, err)
 		}
@@ -121,15 +124,24 @@ func scheduled(x *formats.Exchange) error {
 	return nil
 }
 
-// sized leaves out rows without both lengths.
+// sized leaves out rows without both lengths; a negative one is none.
 func sized(x *formats.Exchange) error {
 	switch {
-	case !x.InputTokens.Valid:
+	case !x.InputTokens.Valid || x.InputTokens.V < 0:
 		return &formats.RowError{Reason: "no_input_length"}
-	case !x.OutputTokens.Valid:
+	case !x.OutputTokens.Valid || x.OutputTokens.V < 0:
 		return &formats.RowError{Reason: "no_output_length"}
 	}
 	return scheduled(x)
+}
+
+// later is a time some nanoseconds after another. Where no clock reaches, the row is left out.
+func later(at, by int64) (int64, error) {
+	sum := at + by
+	if by >= 0 != (sum >= at) {
+		return 0, &formats.RowError{Reason: "time_out_of_range", Err: fmt.Errorf("%d ns after %d ns is no time", by, at)}
+	}
+	return sum, nil
 }
 
 // blockLists turns the trace's blocks into lists as Mooncake writes them: ids from 0 in the order in which they are first seen, and
@@ -180,7 +192,7 @@ func tokensPerBlock(t *formats.Trace, bytes int64) (int64, error) {
 		tail, tailed := b.Int64(formats.ColPrefixTailTokens)
 		offsets, _, listed := b.List(formats.ColPrefixBlocks)
 		for i := range b.Rows {
-			if known != nil && !known[i] || listed != nil && !listed[i] {
+			if known != nil && !known[i] || listed != nil && !listed[i] || n[i] < 0 {
 				continue
 			}
 			tokens += float64(n[i])
@@ -196,13 +208,20 @@ func tokensPerBlock(t *formats.Trace, bytes int64) (int64, error) {
 	return max(1, int64(tokens/blocks+0.5)), nil
 }
 
+// maxBlocks is the most ids that are written for one request, 32 million tokens in blocks of 16: no prompt is as long, and a length that is
+// wrong must not fill a disk.
+const maxBlocks = 2 << 20
+
 // list is x's list, nil where the trace does not say and none may be made up.
-func (b *blockLists) list(x *formats.Exchange) []int64 {
-	want := int((x.InputTokens.V + b.size - 1) / b.size)
+func (b *blockLists) list(x *formats.Exchange) ([]int64, error) {
 	have := x.PrefixBlocks
 	if have == nil && !b.fresh {
-		return nil
+		return nil, nil
 	}
+	if x.InputTokens.V > maxBlocks*b.size {
+		return nil, &formats.RowError{Reason: "input_too_long", Err: fmt.Errorf("input_tokens is %d, more than %d blocks of %d", x.InputTokens.V, maxBlocks, b.size)}
+	}
+	want := int((x.InputTokens.V + b.size - 1) / b.size)
 	if len(have) > want {
 		b.notes["blocks_cut"]++
 		have = have[:want]
@@ -224,5 +243,5 @@ func (b *blockLists) list(x *formats.Exchange) []int64 {
 		out = append(out, b.next)
 		b.next++
 	}
-	return out
+	return out, nil
 }

@@ -78,6 +78,8 @@ func sameHeader(t *testing.T, a, b formats.Header) {
 	}
 }
 
+func validJSON(line string) bool { return json.Valid([]byte(line)) }
+
 func TestMooncakeRoundTrip(t *testing.T) {
 	text := file(t, "mooncake_conversation_100.jsonl")
 	first, second := again(t, "mooncake", "mooncake", "mooncake", Options{}, text)
@@ -192,7 +194,7 @@ line`, "[1,2]", "[]", `["x","y,z"]`} {
 	tr := traceOf(t, formats.Header{}, rows)
 	for _, format := range []string{"csv", "jsonl"} {
 		out, _ := export(t, format, tr, ExportOptions{})
-		got := mustImport(t, "rows", Options{}, out)
+		got := mustImport(t, "rows", Options{Prompts: promptsPerTurn}, out)
 		if !reflect.DeepEqual(rows, got.rows) {
 			t.Errorf("%s: %s", format, cmp.Diff(rows, got.rows))
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -90,14 +91,22 @@ func mooncakeLines(form mooncakeForm) func(*output) (formats.Encoder, func() err
 			if err := sized(x); err != nil {
 				return err
 			}
+			at, err := later(x.ArrivalUnixNS, -base)
+			if err != nil {
+				return err
+			}
 			line = append(line[:0], `{"timestamp": `...)
-			line = appendDecimal(line, x.ArrivalUnixNS-base, form.unit)
+			line = appendDecimal(line, at, form.unit)
 			line = append(line, `, "input_length": `...)
 			line = strconv.AppendInt(line, x.InputTokens.V, 10)
 			line = append(line, `, "output_length": `...)
 			line = strconv.AppendInt(line, x.OutputTokens.V, 10)
 			if blocks != nil {
-				if list := blocks.list(x); list != nil {
+				list, err := blocks.list(x)
+				if err != nil {
+					return err
+				}
+				if list != nil {
 					line = append(line, `, "hash_ids": [`...)
 					for i, id := range list {
 						if i > 0 {
@@ -114,7 +123,7 @@ func mooncakeLines(form mooncakeForm) func(*output) (formats.Encoder, func() err
 				line = append(line, '"')
 			}
 			line = append(line, "}\n"...)
-			_, err := out.w.Write(line)
+			_, err = out.w.Write(line)
 			return err
 		}, nil, nil
 	}
@@ -122,6 +131,9 @@ func mooncakeLines(form mooncakeForm) func(*output) (formats.Encoder, func() err
 
 // appendDecimal writes n nanoseconds in a larger unit, exactly, without trailing zeros.
 func appendDecimal(b []byte, n, unit int64) []byte {
+	if n == math.MinInt64 {
+		n++ // has no negative; a nanosecond in 292 years
+	}
 	if n < 0 {
 		b, n = append(b, '-'), -n
 	}
@@ -147,8 +159,12 @@ func azureCSV(out *output) (formats.Encoder, func() error, error) {
 		if err := sized(x); err != nil {
 			return err
 		}
-		at := time.Unix(0, x.ArrivalUnixNS+shift).UTC().Format("2006-01-02 15:04:05.0000000")
-		_, err := fmt.Fprintf(out.w, "%s,%d,%d\n", at, x.InputTokens.V, x.OutputTokens.V)
+		ns, err := later(x.ArrivalUnixNS, shift)
+		if err != nil {
+			return err
+		}
+		at := time.Unix(0, ns).UTC().Format("2006-01-02 15:04:05.0000000")
+		_, err = fmt.Fprintf(out.w, "%s,%d,%d\n", at, x.InputTokens.V, x.OutputTokens.V)
 		return err
 	}, nil, nil
 }
@@ -196,6 +212,12 @@ func ownJSONL(out *output) (formats.Encoder, func() error, error) {
 			switch {
 			case !known:
 				s = "null"
+			case s == "NaN" || s == "+Inf" || s == "-Inf":
+				if !c.Quoted() {
+					s = "null" // a number that JSON cannot hold
+					break
+				}
+				fallthrough
 			case c.Quoted():
 				b, err := json.Marshal(s)
 				if err != nil {
@@ -234,7 +256,7 @@ func otlp(out *output) (formats.Encoder, func() error, error) {
 			}
 		}
 		real := func(key string, f formats.Null[float64]) {
-			if f.Valid {
+			if f.Valid && !math.IsNaN(f.V) && !math.IsInf(f.V, 0) {
 				add(key, "doubleValue", f.V)
 			}
 		}
@@ -283,7 +305,11 @@ func otlp(out *output) (formats.Encoder, func() error, error) {
 			"startTimeUnixNano": strconv.FormatInt(x.ArrivalUnixNS, 10), "attributes": as, "status": status,
 		}
 		if x.EndNS.Valid {
-			span["endTimeUnixNano"] = strconv.FormatInt(x.ArrivalUnixNS+x.EndNS.V, 10)
+			end, err := later(x.ArrivalUnixNS, x.EndNS.V)
+			if err != nil {
+				return err
+			}
+			span["endTimeUnixNano"] = strconv.FormatInt(end, 10)
 		}
 		if x.ParentID.Valid {
 			span["parentSpanId"] = fmt.Sprintf("%016x", uint64(x.ParentID.V))

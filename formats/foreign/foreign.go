@@ -91,6 +91,10 @@ type Options struct {
 	Seed      uint64 // for formats that are expanded by chance
 	HashKey   []byte // for keyed hashes of identifiers; nil draws one and forgets it
 
+	// Prompts is what a session's later prompts hold where the files do not show it: cumulative (they begin with the turns before) or
+	// per_turn. "" refuses an import that cannot know.
+	Prompts string
+
 	// From and Duration are the part that is expanded of a format that describes more than it lists; a Duration of 0 is an hour.
 	From, Duration time.Duration
 
@@ -98,9 +102,12 @@ type Options struct {
 	SessionGap time.Duration
 }
 
-// Validate refuses what is negative.
+// Validate refuses what is negative, and unknown kinds of prompts.
 func (o Options) Validate() error {
 	var errs []error
+	if o.Prompts != "" && o.Prompts != promptsCumulative && o.Prompts != promptsPerTurn {
+		errs = append(errs, fmt.Errorf("prompts are %s or %s, not %q", promptsCumulative, promptsPerTurn, o.Prompts))
+	}
 	if o.BlockSize < 0 {
 		errs = append(errs, fmt.Errorf("block size %d: below 0", o.BlockSize))
 	}
@@ -141,6 +148,9 @@ func Import(ctx context.Context, f Format, sources []Source, where string, h for
 	}
 	if err := importAll(ctx, f, sources, s, &r, o); err != nil {
 		return r, errors.Join(err, s.abandon())
+	}
+	if o.Prompts != "" {
+		s.h.Prompts = o.Prompts // says more than a format in general
 	}
 	return r, s.close(&r)
 }
@@ -300,13 +310,52 @@ func possible(x *formats.Exchange, row int64) error {
 func decompressed(r io.Reader) (io.Reader, error) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	head, _ := b.Peek(4)
+	in := &measured{r: b}
 	switch {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
-		return gzip.NewReader(b)
+		z, err := gzip.NewReader(in)
+		return &expanding{r: z, in: in}, err
 	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		return zstd.NewReader(b, zstd.WithDecoderConcurrency(1))
+		z, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
+		return &expanding{r: z, in: in}, err
 	}
 	return b, nil
+}
+
+// The limits of what compressed files may grow to: no log or trace comes near.
+const (
+	maxWindow = 128 << 20 // of zstd, in memory
+	maxRatio  = 1000
+)
+
+// freeBytes may come out whatever went in. A variable for tests.
+var freeBytes int64 = 1 << 30
+
+// expanding refuses to go on with a file that holds next to nothing in a great many bytes: it was made to fill a disk, or to keep one busy.
+type expanding struct {
+	r   io.Reader
+	in  *measured
+	out int64
+}
+
+func (e *expanding) Read(p []byte) (int, error) {
+	n, err := e.r.Read(p)
+	if e.out += int64(n); e.out > freeBytes && e.out/maxRatio > e.in.n {
+		return n, fmt.Errorf("%d MiB expand to more than %d GiB: this is no log", e.in.n>>20, e.out>>30)
+	}
+	return n, err
+}
+
+// measured counts what is read.
+type measured struct {
+	r io.Reader
+	n int64
+}
+
+func (m *measured) Read(p []byte) (int, error) {
+	n, err := m.r.Read(p)
+	m.n += int64(n)
+	return n, err
 }
 
 // counters are the report as a trace's header holds it.

@@ -140,7 +140,7 @@ var importers = []Format{
 	{
 		Name: "envoy", Summary: "Envoy access logs (--log-format, default Envoy's)",
 		Fields: "START_TIME, REQ(:METHOD), REQ(:PATH), RESPONSE_CODE, RESPONSE_FLAGS, BYTES_*, *DURATION, UPSTREAM_HOST",
-		detect: looksLikeAccessLog,
+		detect: func(head []byte) bool { return looksLikeEnvoyLog(head) || looksLikeAccessLog(head) },
 		open:   envoy,
 	},
 }

@@ -37,7 +37,7 @@ func TestOTelFlattened(t *testing.T) {
 
 func TestOTLP(t *testing.T) {
 	line := func(s string) string { return strings.ReplaceAll(s, "\n", "") + "\n" }
-	got := mustImport(t, "otel", Options{}, line(`{"resourceSpans":[{"resource":{"attributes":[]},"scopeSpans":[{"spans":[
+	got := mustImport(t, "otel", Options{Prompts: promptsCumulative}, line(`{"resourceSpans":[{"resource":{"attributes":[]},"scopeSpans":[{"spans":[
 {"traceId":"t","spanId":"b","parentSpanId":"a","name":"chat m","startTimeUnixNano":"1700000000500000001","endTimeUnixNano":"1700000002500000001","attributes":[
  {"key":"gen_ai.operation.name","value":{"stringValue":"chat"}},{"key":"gen_ai.usage.input_tokens","value":{"intValue":"120"}},
  {"key":"gen_ai.usage.output_tokens","value":{"intValue":7}},{"key":"gen_ai.request.temperature","value":{"doubleValue":0.2}},

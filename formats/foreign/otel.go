@@ -31,7 +31,8 @@ func otel(in *input) (formats.Decoder, error) {
 	if b, _ := in.r.Peek(len(bom)); bytes.Equal(b, bom) {
 		in.r.Discard(len(bom))
 	}
-	d := json.NewDecoder(in.r)
+	value := &portion{r: in.r}
+	d := json.NewDecoder(value)
 	o := otelReader{in: in, turns: map[string]int32{}, ids: map[string]int64{}, id: in.rows}
 	in.header.TimeBase = "absolute"
 	return func(x *formats.Exchange) error {
@@ -40,6 +41,7 @@ func otel(in *input) (formats.Decoder, error) {
 				return io.EOF
 			}
 			var doc json.RawMessage
+			value.left = maxWhole // one document may hold all spans
 			err := d.Decode(&doc)
 			if err == io.EOF {
 				return io.EOF

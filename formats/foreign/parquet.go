@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 
@@ -80,6 +81,9 @@ func baseten(in *input) (decoder formats.Decoder, err error) {
 		at, row = at+1, row+1
 		if b.Start == nil {
 			return &formats.RowError{Row: row, Reason: "no_time"}
+		}
+		if !(math.Abs(*b.Start) <= farthest/1e6) {
+			return &formats.RowError{Row: row, Reason: "broken_row", Err: fmt.Errorf("timestamp_start_unix_ms: %g is no time", *b.Start)}
 		}
 		x.ArrivalUnixNS = int64(*b.Start) * 1e6
 		x.ArrivalUnixNS += int64((*b.Start - float64(int64(*b.Start))) * 1e6)

@@ -20,6 +20,7 @@ type record map[string]json.RawMessage
 type records struct {
 	row   int64
 	under string // where the rows of a single object are
+	value *portion
 	csv   *csv.Reader
 	names []string
 	json  *json.Decoder
@@ -30,7 +31,7 @@ type records struct {
 
 // newRecords looks at the content to see which it is.
 func newRecords(in *input, under string) (*records, error) {
-	r := &records{under: under}
+	r := &records{under: under, value: &portion{r: in.r}}
 	head := bytes.TrimLeft(in.peek(), " \t\r\n")
 	if len(head) == 0 {
 		return nil, errors.New("the file is empty")
@@ -40,7 +41,8 @@ func newRecords(in *input, under string) (*records, error) {
 	}
 	switch first := firstObject(head); {
 	case head[0] == '[':
-		r.json = json.NewDecoder(in.r)
+		r.json = json.NewDecoder(r.value)
+		r.value.next()
 		if _, err := r.json.Token(); err != nil {
 			return nil, plainJSON(err)
 		}
@@ -60,8 +62,9 @@ func newRecords(in *input, under string) (*records, error) {
 	case head[0] == '{':
 		r.lines = &lines{r: in.r}
 	default:
-		r.csv = csv.NewReader(in.r)
+		r.csv = csv.NewReader(r.value)
 		r.csv.FieldsPerRecord = -1
+		r.value.next()
 		names, err := r.csv.Read()
 		if err != nil {
 			return nil, fmt.Errorf("header line: %w", err)
@@ -72,6 +75,24 @@ func newRecords(in *input, under string) (*records, error) {
 		r.row = 1
 	}
 	return r, nil
+}
+
+// portion is a reader out of which one value, a row of JSON or CSV, takes no more than a line may have.
+type portion struct {
+	r    io.Reader
+	left int
+}
+
+// next begins another value.
+func (p *portion) next() { p.left = maxLine }
+
+func (p *portion) Read(b []byte) (int, error) {
+	if p.left <= 0 {
+		return 0, errLineTooLong
+	}
+	n, err := p.r.Read(b[:min(len(b), p.left)])
+	p.left -= n
+	return n, err
 }
 
 const maxWhole = 1 << 30
@@ -92,6 +113,7 @@ func hasKey(m map[string]json.RawMessage, key string) bool {
 
 // next reads a row. A broken one is a *formats.RowError.
 func (r *records) next() (record, error) {
+	r.value.next()
 	switch {
 	case r.csv != nil:
 		return r.nextCSV()
@@ -137,6 +159,11 @@ func (r *records) nextCSV() (record, error) {
 	if errors.As(err, &bad) {
 		r.row = int64(bad.Line)
 		return nil, r.broken(bad.Err)
+	}
+	if errors.Is(err, errLineTooLong) { // the end of the row cannot be found
+		r.row++
+		r.csv, r.whole, r.list = nil, true, nil
+		return nil, r.broken(err)
 	}
 	if err != nil {
 		return nil, err

@@ -154,8 +154,13 @@ func seconds(f float64) formats.Null[int64] {
 	return formats.Of(int64(math.Round(f * 1e9)))
 }
 
-// at is a number of seconds since 1970 as nanoseconds, to the microsecond that a float holds.
-func atSeconds(f float64) int64 { return int64(math.Round(f*1e6)) * 1000 }
+// atSeconds is a number of seconds since 1970 as nanoseconds, to the microsecond that a float holds; a time that cannot be is out of range.
+func atSeconds(f float64) int64 {
+	if !(math.Abs(f) <= farthest/1e9) {
+		return math.MaxInt64
+	}
+	return int64(math.Round(f*1e6)) * 1000
+}
 
 // streamed fills the times of a streamed answer from its first token and the gaps after it, in seconds.
 func streamed(x *formats.Exchange, ttft float64, gaps []float64) {

@@ -320,7 +320,7 @@ func (f *serveFlow) fill(x *formats.Exchange) error {
 	i := sort.Search(len(f.c.lengths), func(i int) bool { return f.c.lengths[i].start > f.at }) - 1
 	l := f.c.lengths[max(i, 0)]
 	in, out := l.input.draw(f.r), l.output.draw(f.r)
-	if math.IsNaN(in) || math.IsNaN(out) {
+	if !(in >= 0 && in < 1e15 && out >= 0 && out < 1e15) { // none, or none that can be
 		return &formats.RowError{Row: f.row, Reason: "no_lengths"}
 	}
 	x.ArrivalUnixNS, x.TenantID = int64(f.at*1e9), f.tenant

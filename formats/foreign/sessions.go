@@ -27,7 +27,7 @@ func unfold(read func(add func(*formats.Exchange)) error) formats.Decoder {
 // azureCopilot reads the coding agent traces of 2026: a session a line, its turns, their calls of a model.
 func azureCopilot(in *input) (formats.Decoder, error) {
 	l := lines{r: in.r}
-	in.header.TimeBase, in.header.Prompts = "absolute", "cumulative"
+	in.header.TimeBase, in.header.Prompts = "absolute", promptsCumulative
 	return unfold(func(add func(*formats.Exchange)) error {
 		line, err := l.next()
 		if errors.Is(err, errLineTooLong) {
@@ -93,10 +93,10 @@ func quoted(s string) json.RawMessage {
 }
 
 // ragPulse reads RAGPulse: whole seconds as text. Its chunks differ in length and are shared as a set, not as a prefix, so they do not
-// become prefix blocks.
+// become prefix blocks; other passages stand before a turn's history, so it does not begin with the turn before.
 func ragPulse(in *input) (formats.Decoder, error) {
 	l := lines{r: in.r}
-	in.header.TimeBase = "relative"
+	in.header.TimeBase, in.header.Prompts = "relative", promptsPerTurn
 	return func(x *formats.Exchange) error {
 		line, err := l.next()
 		if errors.Is(err, errLineTooLong) {
@@ -133,7 +133,7 @@ func ragPulse(in *input) (formats.Decoder, error) {
 // they are become times.
 func traceLab(in *input) (formats.Decoder, error) {
 	l := lines{r: in.r}
-	in.header.TimeBase, in.header.Prompts = "absolute", "cumulative"
+	in.header.TimeBase, in.header.Prompts = "absolute", promptsCumulative
 	turns := map[string]int32{}
 	return func(x *formats.Exchange) error {
 		line, err := l.next()
@@ -215,7 +215,7 @@ func shareGPT(in *input) (formats.Decoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	in.header.TimeBase, in.header.Prompts = "relative", "cumulative"
+	in.header.TimeBase, in.header.Prompts = "relative", promptsCumulative
 	if in.header.Extra == nil {
 		in.header.Extra = map[string]any{}
 	}

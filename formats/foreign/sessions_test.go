@@ -10,7 +10,7 @@ import (
 )
 
 func TestMooncakeSessions(t *testing.T) {
-	got := mustImport(t, "mooncake", Options{}, strings.Join([]string{
+	got := mustImport(t, "mooncake", Options{Prompts: promptsCumulative}, strings.Join([]string{
 		`{"session_id":"a","timestamp":1000,"input_length":100,"output_length":5}`,
 		`{"session_id":"b","timestamp":1500,"input_length":50,"output_length":5}`,
 		`{"session_id":"a","delay":250.5,"input_length":120,"output_length":5}`,
@@ -147,41 +147,4 @@ func TestDetection(t *testing.T) {
 			}
 		}
 	}
-}
-
-// FuzzImport: no input makes a decoder panic, and every row read is kept or dropped.
-func FuzzImport(f *testing.F) {
-	for _, name := range []string{"azure2023_code_200.csv", "mooncake_conversation_100.jsonl", "weka_trace_0103.json", "otel_prefix_sharing.json"} {
-		b := file(&testing.T{}, name)
-		f.Add(b[:min(len(b), 2000)])
-	}
-	f.Add(wekaSessions)
-	f.Add(`{"log":{"entries":[{"startedDateTime":"2024-05-10T10:00:00Z","request":{"method":"POST","url":"/v1/completions"}}]}}`)
-	f.Add(`{"data":[{"id":"2","traceId":"t","type":"GENERATION","startTime":"2024-05-10T00:00:00.000Z","usageDetails":"{\"input\":1}"}]}`)
-	f.Add("traceid,starttime\n\"a\n\"\"b\",1715299205123\n")
-	f.Fuzz(func(t *testing.T, text string) {
-		for _, format := range importers {
-			next, err := openAny(format, newInput(text))
-			if err != nil {
-				continue
-			}
-			for range 10_000 {
-				var x formats.Exchange
-				err := next(&x)
-				if err == nil {
-					continue
-				}
-				if _, ok := err.(*formats.RowError); !ok {
-					break
-				}
-			}
-		}
-	})
-}
-
-func openAny(f Format, in *input) (formats.Decoder, error) {
-	if f.pool != nil {
-		return f.pool([]*input{in})
-	}
-	return f.open(in)
 }

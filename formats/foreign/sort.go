@@ -35,6 +35,7 @@ type sorter struct {
 	wrote      bool
 	h          formats.Header
 	quantum    quantum
+	turns      turns
 }
 
 func newSorter(where string, h formats.Header) (*sorter, error) {
@@ -106,7 +107,7 @@ func (s *sorter) drain(keep int) error {
 		s.held[s.first] = nil
 		s.first++
 		if s.scratch == "" {
-			s.quantum.add(x.ArrivalUnixNS)
+			s.inOrder(x)
 		}
 		if err := s.w.Write(x); err != nil {
 			return err
@@ -117,6 +118,14 @@ func (s *sorter) drain(keep int) error {
 	s.held = slices.Delete(s.held, 0, s.first)
 	s.first = 0
 	return nil
+}
+
+// inOrder learns from the rows in their order of arrival.
+func (s *sorter) inOrder(x *formats.Exchange) {
+	s.quantum.add(x.ArrivalUnixNS)
+	if s.h.Prompts == "" {
+		s.turns.add(x, s.h.PrefixBlockRule)
+	}
 }
 
 // newRun closes the open run and begins another. The first time, what was to be the trace becomes a run.
@@ -133,7 +142,7 @@ func (s *sorter) newRun() error {
 			return err
 		}
 		s.scratch = dir
-		s.quantum = quantum{}
+		s.quantum, s.turns = quantum{}, turns{}
 		run := filepath.Join(dir, "1"+filepath.Ext(s.where))
 		if err := os.Rename(s.where, run); err != nil {
 			return err
@@ -157,6 +166,11 @@ func (s *sorter) close(r *Report) (err error) {
 	}
 	if s.scratch != "" {
 		if err := s.merge(); err != nil {
+			return errors.Join(err, s.abandon())
+		}
+	}
+	if s.h.Prompts == "" {
+		if s.h.Prompts, err = s.turns.prompts(); err != nil {
 			return errors.Join(err, s.abandon())
 		}
 	}
@@ -224,7 +238,7 @@ func (s *sorter) merge() error {
 				least = i // of equals the earliest run stays: its rows came first
 			}
 		}
-		s.quantum.add(heads[least].x.ArrivalUnixNS)
+		s.inOrder(heads[least].x)
 		if err := w.Write(heads[least].x); err != nil {
 			return err
 		}

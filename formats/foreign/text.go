@@ -14,9 +14,10 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 )
 
-const maxLine = 64 << 20
+// maxLine is the longest line, or value of a JSON list, that is read, in bytes. A variable for tests.
+var maxLine = 64 << 20
 
-var errLineTooLong = fmt.Errorf("a line of more than %d MiB", maxLine>>20)
+var errLineTooLong = errors.New("more than 64 MiB in one row")
 
 // lines reads text line by line: any line end, none at the end of the file, a byte order mark, blank lines left out.
 type lines struct {
@@ -212,13 +213,13 @@ func scaled(s string, unit int64) (int64, error) {
 	whole, fraction, _ := strings.Cut(t, ".")
 	if strings.ContainsAny(t, "eE") || whole == "" {
 		f, err := strconv.ParseFloat(s, 64)
-		if err != nil || math.Abs(f*float64(unit)) > math.MaxInt64/2 || f != f {
+		if err != nil || !(math.Abs(f*float64(unit)) <= farthest) {
 			return 0, noTime(s)
 		}
 		return int64(math.Round(f * float64(unit))), nil
 	}
 	n, err := strconv.ParseInt(whole, 10, 64)
-	if err != nil || n > math.MaxInt64/unit-1 {
+	if err != nil || n > farthest/unit {
 		return 0, noTime(s)
 	}
 	n *= unit
@@ -248,6 +249,9 @@ func scaled(s string, unit int64) (int64, error) {
 	return n, nil
 }
 
+// farthest is how far from 1970, or a trace's start, a time may be, in nanoseconds (126 years): two such times and an offset can be added.
+const farthest = 4e18
+
 func noTime(s string) error { return fmt.Errorf("%q is no time", shortened(s)) }
 
 // clock reads a date and time: "2006-01-02", a space or T, "15:04:05", 0 to 9 digits of fraction, then nothing (UTC), Z or an offset.
@@ -269,7 +273,7 @@ func clock(s string) (int64, error) {
 		}
 		return n
 	}
-	y, mo, d, h, mi, sec := num(0, 4, 1678, 2261), num(5, 7, 1, 12), num(8, 10, 1, 31), num(11, 13, 0, 23), num(14, 16, 0, 59), num(17, 19, 0, 60)
+	y, mo, d, h, mi, sec := num(0, 4, 1900, 2095), num(5, 7, 1, 12), num(8, 10, 1, 31), num(11, 13, 0, 23), num(14, 16, 0, 59), num(17, 19, 0, 60)
 	if min(y, mo, d, h, mi, sec) < 0 || s[4] != '-' || s[7] != '-' || s[13] != ':' || s[16] != ':' {
 		return 0, noClock(s)
 	}

@@ -15,9 +15,9 @@ import (
 var results = []Result{
 	{
 		Name: "vllm-bench", Summary: "vllm bench serve, Python or Rust, with --save-result --save-detailed",
-		Fields:   "input_lens, output_lens, ttfts, itls, start_times, errors, date, model_id",
+		Fields:   "input_lens, output_lens, ttfts, itls, latencies, start_times, errors, date, model_id",
 		Warnings: []string{"vllm bench counts from sending, not from schedule; its first token is the first chunk with choices, empty ones included"},
-		detect:   anywhere(`"input_lens"`, `"ttfts"`),
+		detect:   looksLikeVLLMBench,
 		open:     vllmBench,
 	},
 	{
@@ -38,7 +38,7 @@ var results = []Result{
 		Name: "inference-perf", Summary: "inference-perf per_request_lifecycle_metrics.json",
 		Fields:   "start_time, end_time, scheduled_time, token counts, output_token_times, error",
 		Warnings: []string{"inference-perf takes content only for tokens: reasoning and tool calls are missing from its times"},
-		detect:   anywhere(`"start_time"`, `"end_time"`, `"info"`),
+		detect:   anyOf(anywhere(`"start_time"`, `"end_time"`, `"info"`), anywhere(`"start_time"`, `"end_time"`, `"request"`)), // the request's text may be long
 		open:     inferencePerf,
 	},
 	{
@@ -73,73 +73,6 @@ func listed(rows []*formats.Exchange) formats.Decoder {
 		rows = rows[1:]
 		return nil
 	}
-}
-
-// vllmBench reads the detailed lists of one result. Old versions do not write when a request started.
-func vllmBench(in *input, m *formats.Manifest) (formats.Decoder, error) {
-	b, err := readWhole(in)
-	if err != nil {
-		return nil, err
-	}
-	var doc struct {
-		Date       string      `json:"date"`
-		Model      string      `json:"model_id"`
-		Endpoint   string      `json:"endpoint_type"`
-		InputLens  []int64     `json:"input_lens"`
-		OutputLens []int64     `json:"output_lens"`
-		TTFTs      []float64   `json:"ttfts"`
-		ITLs       [][]float64 `json:"itls"`
-		Starts     []float64   `json:"start_times"`
-		Errors     []string    `json:"errors"`
-	}
-	if err := json.Unmarshal(b, &doc); err != nil {
-		return nil, plainJSON(err)
-	}
-	n := len(doc.InputLens)
-	if n == 0 || len(doc.OutputLens) != n || len(doc.TTFTs) != n {
-		return nil, errors.New("it has no list of requests: vllm bench serve writes one with --save-detailed")
-	}
-	date := when(doc.Date)
-	m.Model = doc.Model
-	if len(doc.Starts) != n {
-		m.Warnings = append(m.Warnings, "the file does not say when requests started: rates and what was in flight mean nothing")
-	}
-	var rows []*formats.Exchange
-	for i := range n {
-		x := &formats.Exchange{ArrivalUnixNS: date, RequestModel: doc.Model, InputTokens: counted(&doc.InputLens[i]), OutputTokens: counted(&doc.OutputLens[i]), Endpoint: vllmEndpoint(doc.Endpoint)}
-		if len(doc.Starts) == n {
-			x.ArrivalUnixNS += atSeconds(doc.Starts[i] - doc.Starts[0]) // when it was sent: the schedule is not in the file, nor is the lag
-		} else {
-			x.Drawn = formats.Of(formats.DrawnArrival)
-		}
-		used(x)
-		if i < len(doc.Errors) && doc.Errors[i] != "" {
-			failed(x, formats.Null[int32]{}, strings.Contains(strings.ToLower(doc.Errors[i]), "timeout"))
-			x.OutputTokens, x.OutputTokensSource = formats.Null[int64]{}, ""
-			rows = append(rows, x)
-			continue
-		}
-		var gaps []float64
-		if i < len(doc.ITLs) {
-			gaps = doc.ITLs[i]
-		}
-		streamed(x, doc.TTFTs[i], gaps)
-		x.EndNS, x.EndReason = x.LastTokenNS, formats.EndComplete
-		rows = append(rows, x)
-	}
-	return listed(rows), nil
-}
-
-func vllmEndpoint(s string) formats.Endpoint {
-	switch {
-	case strings.Contains(s, "chat"):
-		return formats.EndpointChat
-	case strings.Contains(s, "embed"):
-		return formats.EndpointEmbeddings
-	case s == "vllm" || s == "openai":
-		return formats.EndpointCompletions
-	}
-	return ""
 }
 
 // aiPerf reads a record a line.

@@ -46,7 +46,7 @@ func weka(in *input) (formats.Decoder, error) {
 	if s.BlockSize <= 0 || s.BlockSize > 1<<20 {
 		return nil, fmt.Errorf("block size %d", s.BlockSize)
 	}
-	in.header.TimeBase, in.header.Prompts = "relative", "cumulative"
+	in.header.TimeBase, in.header.Prompts = "relative", promptsCumulative
 	var samples []sample
 	eachWeka(s.Requests, func(r wekaRequest) {
 		if n, err := count(string(r.In)); err == nil && n.Valid && r.HashIDs != nil {
@@ -115,11 +115,14 @@ func (w *wekaReader) session(rs []wekaRequest, name string, base int64, parent f
 	caller := parent
 	for _, r := range rs {
 		t, err := scaled(string(r.T), 1e9)
-		if err == nil && r.Type == "subagent" && depth < maxNesting {
+		if err == nil && r.Type == "subagent" && depth < maxNesting && base+t <= farthest && base+t >= -farthest {
 			w.session(r.Requests, fmt.Sprintf("%s/%s/%d", name, r.AgentID, w.row), base+t, caller, depth+1)
 			continue
 		}
 		w.row++
+		if err == nil && (base+t > farthest || base+t < -farthest) {
+			err = noTime(string(r.T))
+		}
 		if err != nil {
 			w.drop(fmt.Errorf("t: %w", err))
 			continue
