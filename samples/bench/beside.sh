@@ -18,7 +18,7 @@ CGO_ENABLED=0 go build -C "$root" -o "$dir/shadowtape" ./cmd/shadowtape
 venv aiperf aiperf
 venv guidellm guidellm
 [ -e tiny-hf ] || guidellm/bin/python "$root/samples/interop/tinymodel.py" hf tiny-hf
-version() { "$1/bin/pip" show "$1" 2>/dev/null | awk '/^Version/ {print $2}'; }
+version() { "$1/bin/python" -c 'import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))' "$2"; } # ENVIRONMENT PACKAGE
 port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 server=
 trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true' EXIT
@@ -36,7 +36,7 @@ for rate in ${RATES:-20 100}; do
 		server=$!
 		for ((i = 0; i < 100; i++)); do curl -fs -o /dev/null "http://127.0.0.1:$p/health" && break || sleep 0.1; done
 		model=$(curl -s "http://127.0.0.1:$p/v1/models" | "$python" -c 'import json, sys; print(json.load(sys.stdin)["data"][0]["id"])')
-		v=; [ "$tool" = shadowtape ] || v=$(version "$tool")
+		v=; [ "$tool" = shadowtape ] || v=$(version "$tool" "$tool")
 		$run "$python" "$here/beside.py" "$tool" "$rate" "${SECONDS_EACH:-20}" "$dir" "http://127.0.0.1:$p" "$model" "$dir/emitted.jsonl" "$v" || true
 		kill "$server" && wait "$server" 2>/dev/null || true
 		server=

