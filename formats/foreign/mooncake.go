@@ -61,7 +61,7 @@ func mooncake(in *input) (formats.Decoder, error) {
 		case row.Delay != "" && row.SessionID != "" && known != nil:
 			x.ArrivalUnixNS, err = scaled(string(row.Delay), 1e6)
 			x.ArrivalUnixNS = min(x.ArrivalUnixNS+known.last, 1<<62) // past what is possible, and no overflow
-			in.notes["arrival_from_delay"]++ // the answer's own time is not in it
+			in.notes["arrival_from_delay"]++                         // the answer's own time is not in it
 		default:
 			return l.left("no_time")
 		}
