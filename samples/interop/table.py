@@ -22,7 +22,7 @@ def differences(o, rows):
     if not rows:
         return ["no row"]
     x, out = rows[0], []
-    if len(rows) > 1:
+    if len(rows) > 1 and rows[0].get("status") == 200:
         out.append("%d rows" % len(rows))
     for side in ("sent", "seen"):
         for k, v in o[side].items():
@@ -36,7 +36,7 @@ def differences(o, rows):
 
 def main():
     key = open(sys.argv[1], "rb").read().strip(b"\r\n")
-    lines, wrong, notes = [], [], []
+    lines, wrong, notes, refusals = [], [], [], collections.defaultdict(list)
     for arg in sys.argv[2:]:
         server, observations, rows = arg.split("=", 2)
         by = collections.defaultdict(list)
@@ -60,6 +60,7 @@ def main():
                     notes.append("%s, %s, %s: %s" % (server, client, o["call"], o["problem"]))
                 if o["seen"].get("status", 200) != 200:
                     refused += 1
+                    refusals["%s, %s: %s" % (server, o["seen"]["status"], o["call"])].append(client.split()[0] + (" (%d times)" % len(found) if len(found) > 1 else ""))
                 if found and not d and o["seen"].get("output_tokens") is not None:
                     tokens += 1
                 if found and found[0].get("stream") and o["first_unix_ns"] and found[0].get("first_token_ns") is not None:
@@ -70,7 +71,8 @@ def main():
     print("| server | client | calls | agree in all | refused by the server | with equal token counts | events of streams | first token at the client after the recorder |")
     print("|---|---|---|---|---|---|---|---|")
     print("\n".join(lines))
-    for title, found in (("differs", wrong), ("the client gave up", notes)):
+    refused = ["%s (%s)" % (k, ", ".join(sorted(set(v)))) for k, v in refusals.items()]
+    for title, found in (("refused by the server", refused), ("differs", wrong), ("the client gave up", notes)):
         if found:
             print("\n%s:\n  %s" % (title, "\n  ".join(found)))
     sys.exit(1 if wrong else 0)
