@@ -10,7 +10,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench-record bench-analyze bench-accuracy bench-lag fixed-length clean
+.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench-record bench-live bench-proxy bench-neighbor bench-analyze bench-accuracy bench-lag fixed-length clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,8 +53,17 @@ fuzz: ## run every fuzz target for FUZZTIME (30s each; docs/FUZZING.md)
 		$(GO) test "./$$(dirname $$file)" -run '^$$' -fuzz "^$${target#func }$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x; \
 	done
 
-bench-record: ## packets a CPU second of `record --pcap` on a made capture (SHADOWTAPE_BENCH_MB=1024 for 1 GB)
-	$(GO) test ./recorder -run '^$$' -bench RecordFile
+bench-record: ## `record --pcap` on a made capture of 1 GB, beside tcpdump and tshark on the same file (ten minutes; 2 GB of disk)
+	$(GO) test ./recorder -count 1 -timeout 30m -run '^TestBenchFile$$' -v -file-mb=1024
+
+bench-live: ## packets a second that `record --interface` takes over a veth without a drop (root)
+	$(GO) test ./recorder -count 1 -timeout 10m -run '^TestBenchLive$$' -v -live-packets=1000000
+
+bench-proxy: ## what the proxy adds to 1,000 streams of 20 tokens/s, beside nginx and the direct way (three minutes)
+	CGO_ENABLED=0 $(GO) test ./cmd/shadowtape -count 1 -timeout 20m -run '^TestBenchProxy$$' -v -proxy-streams=1000
+
+bench-neighbor: ## the time between a simulator's tokens with a recorder on its interface and without (root; two minutes)
+	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -timeout 20m -run '^TestBenchNeighbor$$' -v ./cmd/shadowtape
 
 .PHONY: bench-import interop
 bench-import: ## a million rows of each format imported: rows a CPU second

@@ -3,6 +3,7 @@ package formats
 import (
 	"encoding/json"
 	"io"
+	"slices"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/encoding"
@@ -189,20 +190,16 @@ func (p *pending) append(x *Exchange, s *segment) int64 {
 
 func (p *pending) appendList(x *Exchange, s *segment) int64 {
 	known, n, size := false, 0, 0
-	var at func(int) parquet.Value
 	switch p.kind {
 	case kindInt64List:
 		l := *p.longs(x)
 		known, n, size = l != nil, len(l), 8*len(l)
-		at = func(i int) parquet.Value { return parquet.Int64Value(l[i]) }
 	case kindInt32List:
 		l := *p.ints(x)
 		known, n, size = l != nil, len(l), 4*len(l)
-		at = func(i int) parquet.Value { return parquet.Int32Value(l[i]) }
 	default:
 		l := *p.strings(x)
 		known, n, size = l != nil, len(l), 16*len(l)
-		at = func(i int) parquet.Value { return parquet.ByteArrayValue([]byte(l[i])) }
 	}
 	if !known {
 		return p.null(s)
@@ -213,13 +210,23 @@ func (p *pending) appendList(x *Exchange, s *segment) int64 {
 		return 1
 	}
 	s.values += n
-	for i := range n {
-		repeated := 1
-		if i == 0 {
-			repeated = 0
+	first := len(p.values)
+	p.values = slices.Grow(p.values, n)
+	switch p.kind { // a loop for each: a recording's events are most of its values
+	case kindInt64List:
+		for _, v := range *p.longs(x) {
+			p.values = append(p.values, parquet.Int64Value(v).Level(1, 2, p.index))
 		}
-		p.values = append(p.values, at(i).Level(repeated, 2, p.index))
+	case kindInt32List:
+		for _, v := range *p.ints(x) {
+			p.values = append(p.values, parquet.Int32Value(v).Level(1, 2, p.index))
+		}
+	default:
+		for _, v := range *p.strings(x) {
+			p.values = append(p.values, parquet.ByteArrayValue([]byte(v)).Level(1, 2, p.index))
+		}
 	}
+	p.values[first] = p.values[first].Level(0, 2, p.index) // a list begins
 	return int64(size)
 }
 

@@ -54,7 +54,7 @@ func BenchmarkRecordFile(b *testing.B) {
 }
 
 // writeTraffic writes at least size bytes of a capture, one stretch of traffic after the other.
-func writeTraffic(b *testing.B, name string, size int) {
+func writeTraffic(b testing.TB, name string, size int) {
 	f, err := os.Create(name)
 	if err != nil {
 		b.Fatal(err)

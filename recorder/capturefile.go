@@ -60,7 +60,7 @@ type ngInterface struct {
 	bad    bool   // its time resolution is unusable
 }
 
-const bufferSize = 1 << 20
+const bufferSize = 128 << 10 // what is read stays in the cache until it has been looked at
 
 // newCaptureReader looks at the first bytes of r.
 func newCaptureReader(r io.Reader) (*captureReader, error) {
@@ -194,8 +194,11 @@ func (c *captureReader) next(p *packet) error {
 	if err != nil {
 		return err
 	}
-	sec, frac := c.order.Uint32(h), c.order.Uint32(h[4:])
-	n, orig := c.order.Uint32(h[8:]), c.order.Uint32(h[12:])
+	sec, frac := binary.LittleEndian.Uint32(h), binary.LittleEndian.Uint32(h[4:])
+	n, orig := binary.LittleEndian.Uint32(h[8:]), binary.LittleEndian.Uint32(h[12:])
+	if c.order != binary.ByteOrder(binary.LittleEndian) {
+		sec, frac, n, orig = bits.ReverseBytes32(sec), bits.ReverseBytes32(frac), bits.ReverseBytes32(n), bits.ReverseBytes32(orig)
+	}
 	if n > maxRecord {
 		return fmt.Errorf("packet %d claims %d bytes", c.packets+1, n)
 	}

@@ -33,7 +33,7 @@ type engine struct {
 	oldest    *exchange // open exchanges in order of arrival
 	newest    *exchange
 	stats     SourceStats
-	recent    *conn
+	recent    [1024]*conn      // the last ones, by ports: a look here spares the hash of two addresses
 	pairs     map[uint64]*conn // by both initial sequence numbers: see translation
 	joined    [1024]joined     // the last segments of connections joined in the middle
 	sums      maphash.Seed
@@ -104,9 +104,13 @@ func (e *engine) packet(p *packet) {
 
 const sweepEvery = 10e9
 
+// slot is a flow's place among the recent ones.
+func (f *flow) slot() int { return int(f.pa^f.pb) & 1023 }
+
 // find returns the segment's connection, a new one where it opens one, nil where it belongs to none.
 func (e *engine) find(s *segment) *conn {
-	if c := e.recent; c != nil && c.out == s.out && c.key == s.flow && s.flags&tcpSYN == 0 && c.relation(s) == same {
+	slot := s.flow.slot()
+	if c := e.recent[slot]; c != nil && c.out == s.out && c.key == s.flow && s.flags&tcpSYN == 0 && c.relation(s) == same {
 		return c
 	}
 	// Those seen in the same wrapping come first.
@@ -123,7 +127,9 @@ func (e *engine) find(s *segment) *conn {
 			}
 			switch c.relation(s) {
 			case same:
-				e.recent = c
+				if c.key == s.flow {
+					e.recent[slot] = c
+				}
 				return c
 			case over: // the address pair is in use again
 				e.retire(c)
@@ -148,7 +154,7 @@ func (e *engine) find(s *segment) *conn {
 	}
 	e.conns[s.flow] = c
 	e.count++
-	e.recent = c
+	e.recent[slot] = c
 	if e.count > e.o.MaxConnections {
 		e.evict(c)
 	}
@@ -257,8 +263,8 @@ func (e *engine) retire(c *conn) {
 			c.kill(e)
 		}
 	}
-	if e.recent == c {
-		e.recent = nil
+	if slot := c.key.slot(); e.recent[slot] == c {
+		e.recent[slot] = nil
 	}
 	e.count--
 	head := e.conns[c.key]

@@ -120,6 +120,9 @@ func (e *engine) rejoined(s *segment) *conn {
 func (e *engine) same(p, c *conn, turned, nearer bool) {
 	e.stats.Notes["translated_connections"]++
 	c.dead, c.nat.of, c.nat.turned = true, p, turned
+	if slot := c.key.slot(); e.recent[slot] == c {
+		e.recent[slot] = nil
+	}
 	p.nat.copies = append(p.nat.copies, c)
 	if nearer && p.dlg != nil && c.client >= 0 {
 		p.dlg.server = c.key.name(1 - c.client)

@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/shadowtape/shadowtape/internal/benchreport"
 )
 
 var (
@@ -260,4 +262,27 @@ func TestBenchProxy(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", w.name, us(at(w.times.first, .5)), us(at(w.times.first, .99)), us(at(w.times.token, .5)), us(at(w.times.token, .99)), cpu, memory)
 	}
 	t.Log("\n" + b.String())
+	figure := func(name string, v float64, unit, better string) {
+		benchreport.Record(t, benchreport.Figure{Group: "proxy", Name: fmt.Sprintf("%s, %d streams", name, *proxyStreams), Value: v, Unit: unit, Better: better})
+	}
+	direct := ways[0]
+	var added [2][2]float64 // nginx, shadowtape: of the first token at p50 and p99, in microseconds
+	for i, w := range ways[1:] {
+		for j, p := range []float64{.5, .99} {
+			us := float64(at(w.times.first, p)-at(direct.times.first, p)) / 1e3
+			figure(fmt.Sprintf("added to the first token's p%g by %s", 100*p, w.name), us, "us", "lower")
+			if i == len(ways)-2 {
+				added[1][j] = us
+			} else {
+				added[0][j] = us
+			}
+		}
+		figure("CPU a token of "+w.name, float64(w.cpu)/1e3/float64(w.tokens), "us", "lower")
+		figure("memory of "+w.name, float64(w.rss), "bytes", "lower")
+	}
+	if len(ways) == 3 && added[0][0] > 0 && added[0][1] > 0 {
+		figure("added to the first token's p50, as a multiple of nginx's", added[1][0]/added[0][0], benchreport.Ratio, "lower")
+		figure("added to the first token's p99, as a multiple of nginx's", added[1][1]/added[0][1], benchreport.Ratio, "lower")
+		figure("CPU a token, as a multiple of nginx's", float64(ways[2].cpu)/float64(ways[2].tokens)/(float64(ways[1].cpu)/float64(ways[1].tokens)), benchreport.Ratio, "lower")
+	}
 }
