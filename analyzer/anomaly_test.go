@@ -31,7 +31,7 @@ func finish(x *formats.Exchange) {
 	x.EndNS = formats.Of(x.LastTokenNS.V + 1e6)
 }
 
-// TestAnomalies breaks a healthy run in one way at a time: exactly that is named, at its time.
+// TestAnomalies breaks a healthy run in one way at a time: exactly that is named, at its time; and what only looks like it is not named.
 func TestAnomalies(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -88,6 +88,42 @@ func TestAnomalies(t *testing.T) {
 		}},
 		{"more than it carries", AnomalySaturation, 25, func(i int, x *formats.Exchange) {
 			x.FirstTokenNS.V += int64(i) * 20e6
+			finish(x)
+		}},
+		{"one client in three behind a proxy that buffers", "", 0, func(i int, x *formats.Exchange) {
+			if i%3 > 0 {
+				return
+			}
+			x.FirstTokenNS.V += 390e6
+			for i := range x.EventGapUS {
+				x.EventGapUS[i] = min(int32(i), 1) * 20
+			}
+			finish(x)
+		}},
+		{"long gaps, each stream's at its own time", "", 0, func(_ int, x *formats.Exchange) {
+			x.EventGapUS[20] = 400_000
+			finish(x)
+		}},
+		{"a service that is slow for a minute from its start", "", 0, func(i int, x *formats.Exchange) {
+			if i < 300 {
+				x.FirstTokenNS.V += 300e6
+				finish(x)
+			}
+		}},
+		{"a client that was late by less than matters", "", 0, func(i int, x *formats.Exchange) {
+			if i == 400 {
+				x.SentNS.V = 15e6
+			}
+		}},
+		{"requests tried once", "", 0, func(_ int, x *formats.Exchange) { x.Attempt = formats.Of(int32(1)) }},
+		{"time-outs spread over the run", "", 0, func(i int, x *formats.Exchange) {
+			if i%100 == 50 {
+				x.ErrorKind, x.EndReason = formats.ErrorTimeout, formats.EndTimeout
+				x.FirstTokenNS, x.LastTokenNS, x.EventGapUS, x.EventTokens = formats.Null[int64]{}, formats.Null[int64]{}, nil, nil
+			}
+		}},
+		{"first tokens that come later and later, and no queue", "", 0, func(i int, x *formats.Exchange) {
+			x.FirstTokenNS.V += int64(i) * 1e5
 			finish(x)
 		}},
 	} {
