@@ -8,6 +8,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/analyzer/occupancy"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
@@ -140,7 +141,7 @@ func (g *signs) find(s *Summary, c *Charts, l *occupancy.Load) []Anomaly {
 	add := func(name string, at Null, format string, args ...any) {
 		all = append(all, Anomaly{name, at, fmt.Sprintf(format, args...)})
 	}
-	when := func(unixNS float64) Null { return known((unixNS - float64(c.FromUnixNS)) / 1e9) }
+	when := func(unixNS float64) Null { return figure.Known((unixNS - float64(c.FromUnixNS)) / 1e9) }
 	if g.streams >= 10 && 2*g.atOnce > g.streams {
 		add(AnomalyBuffering, Null{}, "%d of %d streams brought all their tokens in the last tenth of their time: something between server and client buffers them", g.atOnce, g.streams)
 	} else if g.events >= 100 && 2*g.together > g.events {
@@ -151,7 +152,7 @@ func (g *signs) find(s *Summary, c *Charts, l *occupancy.Load) []Anomaly {
 	saturation(c, add)
 	if lag := s.Metrics["send_lag"]; lag.Max.Valid && lag.Max.V > 20 {
 		i := peakOf(c.Time["send_lag_max"])
-		add(AnomalyClient, known(float64(i)*c.StepS), "a request was sent %s ms late; the mean is %s ms", number(lag.Max.V), cell(lag.Mean))
+		add(AnomalyClient, figure.Known(float64(i)*c.StepS), "a request was sent %s ms late; the mean is %s ms", figure.Number(lag.Max.V), figure.Cell(lag.Mean))
 	}
 	if g.retried > 0 {
 		add(AnomalyRetries, when(g.retriedAt), "%d requests were tried again on a fresh connection, the first one here", g.retried)
@@ -163,7 +164,7 @@ func (g *signs) find(s *Summary, c *Charts, l *occupancy.Load) []Anomaly {
 			windows[i] = sumOf(bins[i:min(i+clusterBins, ChartBins)])
 		}
 		if i, total := peakOf(windows), sumOf(bins); windows[i] >= 5 && windows[i] >= 0.3*total {
-			add(AnomalyFailures, known(float64(i)*c.StepS), "%.0f of %.0f failures of kind %s came within %s s", windows[i], total, kind, number(c.StepS*clusterBins))
+			add(AnomalyFailures, figure.Known(float64(i)*c.StepS), "%.0f of %.0f failures of kind %s came within %s s", windows[i], total, kind, figure.Number(c.StepS*clusterBins))
 		}
 	}
 	slices.SortStableFunc(all, func(a, b Anomaly) int { return compareFloats(a.AtS.Or(-1), b.AtS.Or(-1)) })
@@ -192,7 +193,7 @@ func (g *signs) coldStart(s *Summary, add finder, when func(float64) Null) {
 		return n
 	}
 	if n := slow(first); n >= 5 && float64(slow(later))/float64(max(len(later), 1)) < float64(n)/20/2 {
-		add(AnomalyColdStart, when(first[0].at), "%d of the first 20 requests waited more than three times the median of %s ms for their first token", n, number(median.V))
+		add(AnomalyColdStart, when(first[0].at), "%d of the first 20 requests waited more than three times the median of %s ms for their first token", n, figure.Number(median.V))
 	}
 }
 
@@ -246,7 +247,7 @@ func (g *signs) stalls(s *Summary, l *occupancy.Load, add finder, when func(floa
 			add(AnomalyStall, when(f.at), "and %d more stalls, this one the next longest", len(found)-3)
 			break
 		}
-		add(AnomalyStall, when(f.at), "%d of %.0f running streams stood still for %s ms", f.streams, max(f.of, float64(f.streams)), number(f.length/1e6))
+		add(AnomalyStall, when(f.at), "%d of %.0f running streams stood still for %s ms", f.streams, max(f.of, float64(f.streams)), figure.Number(f.length/1e6))
 	}
 }
 
@@ -270,7 +271,7 @@ func saturation(c *Charts, add finder) {
 	flight, ttft = flight[:len(flight)*9/10], ttft[:len(ttft)*9/10]
 	f0, f1, f2, t0, t2 := third(flight, 0), third(flight, 1), third(flight, 2), third(ttft, 0), third(ttft, 2)
 	if f1 > 1.2*f0 && f2 > 2*f0 && f2 > f1 && f2 > 4 && t2 > 2*t0 {
-		add(AnomalySaturation, known(float64(len(ttft))/3*c.StepS), "requests in flight grew from %s to %s and the time to first token from %s to %s ms: more came than the service carries", number(f0), number(f2), number(t0), number(t2))
+		add(AnomalySaturation, figure.Known(float64(len(ttft))/3*c.StepS), "requests in flight grew from %s to %s and the time to first token from %s to %s ms: more came than the service carries", figure.Number(f0), figure.Number(f2), figure.Number(t0), figure.Number(t2))
 	}
 }
 

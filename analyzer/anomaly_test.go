@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // stream is a healthy streamed request: 40 tokens, 10 ms apart.
@@ -189,7 +190,7 @@ func TestInterference(t *testing.T) {
 }
 
 func TestCost(t *testing.T) {
-	c := costOf(Options{GPUHourPrice: 2.5}, 4, known(1000), known(500))
+	c := costOf(Options{GPUHourPrice: 2.5}, 4, figure.Known(1000), figure.Known(500))
 	if want := 4 * 2.5 / 3600 / 1000 * 1e6; math.Abs(c.PerMillionOutputTokens.V-want) > 1e-12 {
 		t.Errorf("%v, want %v", c.PerMillionOutputTokens, want)
 	}
@@ -197,7 +198,7 @@ func TestCost(t *testing.T) {
 		t.Errorf("saturated %v, want %v", c.Saturated, want)
 	}
 	side := func(rate, waiting float64) Summary {
-		return Summary{Aggregates: map[string]Value{"output_rate": {Value: known(rate)}, "server_waiting_mean": {Value: known(waiting)}}}
+		return Summary{Aggregates: map[string]Value{"output_rate": {Value: figure.Known(rate)}, "server_waiting_mean": {Value: figure.Known(waiting)}}}
 	}
 	if f := fleetCost(100, 2, side(1000, 5), side(800, 9)); math.Abs(f.ChangePerMonth.V-100*2*730.5*0.25) > 1e-6 {
 		t.Errorf("%+v", f)

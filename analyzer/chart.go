@@ -8,6 +8,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/analyzer/occupancy"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
@@ -226,7 +227,7 @@ func (b *binned) add(x *formats.Exchange) {
 	b.signs.add(x, b)
 	if e2el, ttft := b.values[3], b.values[0]; finite(e2el) || finite(ttft) {
 		if n := len(b.slow); n < slowest || !(e2el < b.slow[n-1].E2EL.V) { // most are not among the slowest
-			b.keep(Slow{x.ExchangeID, (at - b.from) / 1e9, x.InputTokens.Or(0), x.OutputTokens.Or(0), known(ttft), known(b.values[1]), known(e2el), known(lag), string(x.EndReason), x.RequestModel})
+			b.keep(Slow{x.ExchangeID, (at - b.from) / 1e9, x.InputTokens.Or(0), x.OutputTokens.Or(0), figure.Known(ttft), figure.Known(b.values[1]), figure.Known(e2el), figure.Known(lag), string(x.EndReason), x.RequestModel})
 		}
 	}
 }
@@ -320,9 +321,9 @@ func (b *binned) fill(c *Charts) {
 	c.Slowest = b.slow
 	in := &c.Interference
 	in.DecodeOnlyN, in.MixedN = uint64(b.itl[0].N()), uint64(b.itl[1].N())
-	in.ITLDecodeOnly, in.ITLMixed = known(b.itl[0].Mean()), known(b.itl[1].Mean())
+	in.ITLDecodeOnly, in.ITLMixed = figure.Known(b.itl[0].Mean()), figure.Known(b.itl[1].Mean())
 	if in.ITLDecodeOnly.V > 0 && in.ITLMixed.Valid {
-		in.Slowdown = known(in.ITLMixed.V / in.ITLDecodeOnly.V)
+		in.Slowdown = figure.Known(in.ITLMixed.V / in.ITLDecodeOnly.V)
 	}
 }
 
@@ -494,7 +495,7 @@ func correlation(a, b Points) Null {
 	if len(x) < 10 {
 		return Null{}
 	}
-	return known(stats.Spearman(ordinal(x), ordinal(y)))
+	return figure.Known(stats.Spearman(ordinal(x), ordinal(y)))
 }
 
 // ordinal replaces values by their order, equal values alike.

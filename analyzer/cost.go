@@ -1,5 +1,7 @@
 package analyzer
 
+import "github.com/shadowtape/shadowtape/internal/figure"
+
 import "math"
 
 // Cost is what output tokens cost at the rate that was measured. Below saturation it is the price of idle GPUs too: the cost at the highest
@@ -18,7 +20,7 @@ func costOf(o Options, gpus int, outputRate, capacity Null) *Cost {
 	c := &Cost{GPUs: max(gpus, 1), GPUHourPrice: o.GPUHourPrice}
 	c.PerMillionOutputTokens = c.at(outputRate)
 	if capacity.Valid {
-		c.Saturated = c.at(known(capacity.V * float64(c.GPUs)))
+		c.Saturated = c.at(figure.Known(capacity.V * float64(c.GPUs)))
 	}
 	return c
 }
@@ -28,7 +30,7 @@ func (c *Cost) at(outputRate Null) Null {
 	if !outputRate.Valid || outputRate.V <= 0 {
 		return Null{}
 	}
-	return known(float64(c.GPUs) * c.GPUHourPrice / 3600 / outputRate.V * 1e6)
+	return figure.Known(float64(c.GPUs) * c.GPUHourPrice / 3600 / outputRate.V * 1e6)
 }
 
 // hoursPerMonth is 365.25 days of 24 hours over twelve months.
@@ -56,7 +58,7 @@ func fleetCost(gpus int, price float64, a, b Summary) *FleetCost {
 	}
 	x, y := a.Aggregates["output_rate"].Value, b.Aggregates["output_rate"].Value
 	if x.V > 0 && y.V > 0 {
-		f.ChangePerMonth = known(float64(gpus) * price * hoursPerMonth * (x.V/y.V - 1))
+		f.ChangePerMonth = figure.Known(float64(gpus) * price * hoursPerMonth * (x.V/y.V - 1))
 	}
 	return f
 }
@@ -87,7 +89,7 @@ func saturatedRate(r *Run, c *Charts) Null {
 	if r.Manifest != nil {
 		if phase, ok := r.Manifest.Fidelity["capacity"].(map[string]any); ok {
 			if rate, ok := phase["output_tokens_per_s"].(float64); ok && rate > 0 {
-				return known(rate)
+				return figure.Known(rate)
 			}
 		}
 	}
@@ -105,5 +107,5 @@ func saturatedRate(r *Run, c *Charts) Null {
 	if n < fewestSaturated {
 		return Null{}
 	}
-	return known(sum / float64(n))
+	return figure.Known(sum / float64(n))
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
@@ -328,8 +329,8 @@ func change(t *Metric, name, statistic string, a, b, rel, lo, hi, minimum float6
 		minimum = max(minimum, t.Resolution/a)
 	}
 	return Change{
-		Name: name, Unit: t.Unit, Better: t.Better, Statistic: statistic, Base: known(a), Candidate: known(b), ChangePct: known(rel * 100),
-		Interval: [2]Null{known(lo * 100), known(hi * 100)}, MinPct: minimum * 100, Verdict: decide(t.Better, rel, lo, hi, minimum), Pairs: pairs,
+		Name: name, Unit: t.Unit, Better: t.Better, Statistic: statistic, Base: figure.Known(a), Candidate: figure.Known(b), ChangePct: figure.Known(rel * 100),
+		Interval: [2]Null{figure.Known(lo * 100), figure.Known(hi * 100)}, MinPct: minimum * 100, Verdict: decide(t.Better, rel, lo, hi, minimum), Pairs: pairs,
 	}
 }
 
@@ -387,8 +388,8 @@ func (m *matched) shares(name, better, statistic string, sa, sb Summary, of func
 	c := Change{Name: name, Unit: "share", Better: better, Statistic: statistic, Base: sa.Aggregates[name].Value, Candidate: sb.Aggregates[name].Value, Verdict: Same, Gates: true, Pairs: len(m.pairs), MinPct: matters * 100}
 	if c.Base.Valid && c.Candidate.Valid {
 		d := c.Candidate.V - c.Base.V
-		c.ChangePct = known(d * 100)
-		c.Interval = [2]Null{known(lo * 100), known(hi * 100)}
+		c.ChangePct = figure.Known(d * 100)
+		c.Interval = [2]Null{figure.Known(lo * 100), figure.Known(hi * 100)}
 		c.Verdict = decide(better, d, lo, hi, matters)
 	}
 	return c
@@ -404,9 +405,9 @@ func unpaired(sa, sb Summary) []Change {
 		}
 		c := Change{Name: name, Unit: a.Unit, Better: a.Better, Statistic: "of the whole run", Base: a.Value, Candidate: b.Value, Verdict: Same}
 		if a.Unit == "share" {
-			c.ChangePct = known((b.Value.V - a.Value.V) * 100)
+			c.ChangePct = figure.Known((b.Value.V - a.Value.V) * 100)
 		} else if a.Value.V != 0 {
-			c.ChangePct = known((b.Value.V/a.Value.V - 1) * 100)
+			c.ChangePct = figure.Known((b.Value.V/a.Value.V - 1) * 100)
 		}
 		rows = append(rows, c)
 	}

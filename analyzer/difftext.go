@@ -6,12 +6,16 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // Text writes the comparison for a terminal: verdict first, at most 25 lines of 80 columns.
 func (d Diff) Text(w io.Writer) error {
 	b := bufio.NewWriter(w)
-	line := func(format string, args ...any) { fmt.Fprintln(b, clip(fmt.Sprintf(format, args...), textWidth)) }
+	line := func(format string, args ...any) {
+		fmt.Fprintln(b, figure.Clip(fmt.Sprintf(format, args...), figure.Width))
+	}
 	base, candidate := d.Base[0], d.Candidate[0]
 	line("%s", d.headline())
 	for _, s := range []Side{base, candidate} {
@@ -19,8 +23,8 @@ func (d Diff) Text(w io.Writer) error {
 			line("INVALID    %s: %s", s.Label, orUnknown(first(s.Invalid)))
 		}
 	}
-	line("base       %s (%s), %s sent, %s failed", base.Label, base.Kind, count(base.Requests.Sent), count(base.Requests.Failed))
-	line("candidate  %s (%s), %s sent, %s failed", candidate.Label, candidate.Kind, count(candidate.Requests.Sent), count(candidate.Requests.Failed))
+	line("base       %s (%s), %s sent, %s failed", base.Label, base.Kind, figure.Count(base.Requests.Sent), figure.Count(base.Requests.Failed))
+	line("candidate  %s (%s), %s sent, %s failed", candidate.Label, candidate.Kind, figure.Count(candidate.Requests.Sent), figure.Count(candidate.Requests.Failed))
 	for i, x := range d.Differences {
 		if i == 3 {
 			line("differs    in %d more (--json)", len(d.Differences)-i)
@@ -32,7 +36,7 @@ func (d Diff) Text(w io.Writer) error {
 	if d.Traffic != nil {
 		d.Traffic.text(line)
 	} else {
-		line("%s matched requests; %.0f %% intervals within one run a side", count(int64(d.Pairs)), d.Confidence*100)
+		line("%s matched requests; %.0f %% intervals within one run a side", figure.Count(int64(d.Pairs)), d.Confidence*100)
 	}
 	line("")
 	line("%-18s %5s %8s %8s %9s  %-16s %s", "", "", "base", "candidate", "change", "interval", "")
@@ -40,10 +44,10 @@ func (d Diff) Text(w io.Writer) error {
 		if d.Traffic != nil && slices.Contains(trafficMetrics[:], c.Name) {
 			continue // stands above
 		}
-		line("%-18s %5s %8s %8s %9s  %-16s %s", c.Name, shortUnit(c.Unit), cell(c.Base), cell(c.Candidate), signed(c), interval(c), mark(c))
+		line("%-18s %5s %8s %8s %9s  %-16s %s", c.Name, shortUnit(c.Unit), figure.Cell(c.Base), figure.Cell(c.Candidate), signed(c), interval(c), mark(c))
 	}
 	if c := d.Cost; c != nil && c.ChangePerMonth.Valid {
-		line("cost: %s a month for a fleet of %d GPUs at %s an hour", number(c.ChangePerMonth.V), c.FleetGPUs, number(c.GPUHourPrice))
+		line("cost: %s a month for a fleet of %d GPUs at %s an hour", figure.Number(c.ChangePerMonth.V), c.FleetGPUs, figure.Number(c.GPUHourPrice))
 	} else if c != nil {
 		line("cost: unknown: %s", c.Reason)
 	}
@@ -115,7 +119,7 @@ func relative(v Null) string {
 
 func span(v [2]Null) string { return interval(Change{Interval: v}) }
 
-func bare(v Null) string { return strings.TrimSpace(cell(v)) }
+func bare(v Null) string { return strings.TrimSpace(figure.Cell(v)) }
 
 func first(s []string) string {
 	if len(s) == 0 {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // Document is analyze's JSON.
@@ -44,12 +46,12 @@ func CapacityOf(runs []Summary, attain float64) *Capacity {
 	slices.SortStableFunc(valid, func(a, b Summary) int { return cmp.Compare(rate(a), rate(b)) })
 	for _, s := range valid {
 		if s.Aggregates["slo_attainment"].Value.V < attain {
-			c.NextRate, c.NextLabel = known(rate(s)), s.Label
+			c.NextRate, c.NextLabel = figure.Known(rate(s)), s.Label
 			break
 		}
-		c.RequestRate, c.OutputRate, c.Label = known(rate(s)), s.Aggregates["output_rate"].Value, s.Label
+		c.RequestRate, c.OutputRate, c.Label = figure.Known(rate(s)), s.Aggregates["output_rate"].Value, s.Label
 		if c.PerGPU = (Null{}); c.OutputRate.Valid {
-			c.PerGPU = known(c.OutputRate.V / float64(max(s.Window.GPUs, 1)))
+			c.PerGPU = figure.Known(c.OutputRate.V / float64(max(s.Window.GPUs, 1)))
 		}
 		if s.Cost != nil {
 			c.PerMillion = s.Cost.PerMillionOutputTokens
@@ -91,17 +93,17 @@ func (d Document) sideBySide(w io.Writer) error {
 	row := func(name string, of func(*Summary) string) {
 		text := fmt.Sprintf("%-24s", name)
 		for i := range d.Runs {
-			text += fmt.Sprintf(" %12s", clip(of(&d.Runs[i]), 12))
+			text += fmt.Sprintf(" %12s", figure.Clip(of(&d.Runs[i]), 12))
 		}
-		fmt.Fprintln(b, clip(text, textWidth))
+		fmt.Fprintln(b, figure.Clip(text, figure.Width))
 	}
 	value := func(name string) func(*Summary) string { return func(s *Summary) string { return s.aggregate(name) } }
 	part := func(name string) func(*Summary) string {
-		return func(s *Summary) string { return percent(s.Aggregates[name].Value) }
+		return func(s *Summary) string { return figure.Percent(s.Aggregates[name].Value) }
 	}
 	each := func(name string) func(*Summary) string {
 		return func(s *Summary) string {
-			return cell(known(s.Aggregates[name].Value.V / s.Aggregates["request_rate"].Value.V))
+			return figure.Cell(figure.Known(s.Aggregates[name].Value.V / s.Aggregates["request_rate"].Value.V))
 		}
 	}
 	fmt.Fprintln(b)
@@ -109,9 +111,9 @@ func (d Document) sideBySide(w io.Writer) error {
 	row("requests/s", value("request_rate"))
 	row("input tokens, mean", each("input_rate"))
 	row("output tokens, mean", each("output_rate"))
-	row("ttft p50, ms", func(s *Summary) string { return cell(s.Metrics["ttft"].P50) })
-	row("ttft p99, ms", func(s *Summary) string { return cell(s.Metrics["ttft"].P99) })
-	row("tpot p99, ms", func(s *Summary) string { return cell(s.Metrics["tpot"].P99) })
+	row("ttft p50, ms", func(s *Summary) string { return figure.Cell(s.Metrics["ttft"].P50) })
+	row("ttft p99, ms", func(s *Summary) string { return figure.Cell(s.Metrics["ttft"].P99) })
+	row("tpot p99, ms", func(s *Summary) string { return figure.Cell(s.Metrics["tpot"].P99) })
 	row("page fill", part("kv_page_fill"))
 	row("page sharing", value("kv_sharing"))
 	row("LRU cache hits", part("kv_lru_hit_rate"))
@@ -124,24 +126,26 @@ func (d Document) sideBySide(w io.Writer) error {
 
 func (c *Capacity) text(w io.Writer) error {
 	b := bufio.NewWriter(w)
-	line := func(format string, args ...any) { fmt.Fprintln(b, clip(fmt.Sprintf(format, args...), textWidth)) }
+	line := func(format string, args ...any) {
+		fmt.Fprintln(b, figure.Clip(fmt.Sprintf(format, args...), figure.Width))
+	}
 	line("")
 	switch {
 	case c.Runs == 0:
 		line("capacity unknown: no valid run")
 	case !c.RequestRate.Valid:
-		line("capacity below %s requests/s: the limits are missed at the lowest rate", cell(c.NextRate))
+		line("capacity below %s requests/s: the limits are missed at the lowest rate", figure.Cell(c.NextRate))
 	case !c.NextRate.Valid:
-		line("capacity at least %s requests/s (%s tokens/s): no rate missed the limits", cell(c.RequestRate), cell(c.OutputRate))
+		line("capacity at least %s requests/s (%s tokens/s): no rate missed the limits", figure.Cell(c.RequestRate), figure.Cell(c.OutputRate))
 	default:
-		line("capacity %s requests/s (%s tokens/s, %s); missed at %s", cell(c.RequestRate), cell(c.OutputRate), c.Label, cell(c.NextRate))
+		line("capacity %s requests/s (%s tokens/s, %s); missed at %s", figure.Cell(c.RequestRate), figure.Cell(c.OutputRate), c.Label, figure.Cell(c.NextRate))
 	}
 	if c.RequestRate.Valid {
 		cost := ""
 		if c.PerMillion.Valid {
-			cost = "; " + cell(c.PerMillion) + " per million output tokens"
+			cost = "; " + figure.Cell(c.PerMillion) + " per million output tokens"
 		}
-		line("         %s output tokens/s per GPU within the limits%s", cell(c.PerGPU), cost)
+		line("         %s output tokens/s per GPU within the limits%s", figure.Cell(c.PerGPU), cost)
 	}
 	return b.Flush()
 }
@@ -161,7 +165,7 @@ func (s Summary) byTable(line func(string, ...any)) {
 		if name == "" {
 			name = "(unknown)"
 		}
-		line("%-20s%8s%8s%9s%9s%9s%9s%8s", clip(name, 19), count(g.Requests.Sent), count(g.Requests.Failed), cell(g.Metrics["ttft"].P50), cell(g.Metrics["ttft"].P99),
-			cell(g.Metrics["tpot"].P50), cell(g.Metrics["e2el"].P50), cell(g.Aggregates["output_rate"].Value))
+		line("%-20s%8s%8s%9s%9s%9s%9s%8s", figure.Clip(name, 19), figure.Count(g.Requests.Sent), figure.Count(g.Requests.Failed), figure.Cell(g.Metrics["ttft"].P50), figure.Cell(g.Metrics["ttft"].P99),
+			figure.Cell(g.Metrics["tpot"].P50), figure.Cell(g.Metrics["e2el"].P50), figure.Cell(g.Aggregates["output_rate"].Value))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
@@ -79,7 +80,7 @@ func TestRowsGiveTheSummary(t *testing.T) {
 				q.Add(v, 1)
 			}
 			f := s.Metrics[m.Name]
-			if q.N() != f.N || f.N > 0 && known(q.Quantile(0.5)) != f.P50 {
+			if q.N() != f.N || f.N > 0 && figure.Known(q.Quantile(0.5)) != f.P50 {
 				t.Errorf("%s: %d lines with median %v, the summary has %d with %v", m.Name, q.N(), q.Quantile(0.5), f.N, f.P50)
 			}
 		}

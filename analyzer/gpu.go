@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // gpuFigures are what gpu.parquet says about the measured window. Every field is unknown where there is no such file.
@@ -175,7 +176,7 @@ func throttledAnomalies(w *Window) []Anomaly {
 	var all []Anomaly
 	for _, reason := range sortedKeys(totals) {
 		t := totals[reason]
-		all = append(all, Anomaly{AnomalyThrottling, known(t.first), "clocks were cut by " + reason + " for " + number(t.seconds) + " of " + number(w.Seconds) + " s"})
+		all = append(all, Anomaly{AnomalyThrottling, figure.Known(t.first), "clocks were cut by " + reason + " for " + figure.Number(t.seconds) + " of " + figure.Number(w.Seconds) + " s"})
 	}
 	return all
 }
@@ -193,5 +194,5 @@ func throttleWarning(w *Window) string {
 			reasons[reason] = true
 		}
 	}
-	return "GPU clocks were cut for " + number(seconds) + " of " + number(w.Seconds) + " s (" + strings.Join(sortedKeys(reasons), ", ") + "): what is slow then is not the software"
+	return "GPU clocks were cut for " + figure.Number(seconds) + " of " + figure.Number(w.Seconds) + " s (" + strings.Join(sortedKeys(reasons), ", ") + "): what is slow then is not the software"
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // Markdown writes the summaries for a pull request or a wiki: the verdict first.
@@ -17,9 +19,9 @@ func (d Document) Markdown(w io.Writer) error {
 		s.markdown(b)
 	}
 	if c := d.Capacity; c != nil {
-		fmt.Fprintf(b, "\nCapacity within the limits: %s requests/s, %s output tokens/s per GPU; missed at %s requests/s.", cell(c.RequestRate), cell(c.PerGPU), cell(c.NextRate))
+		fmt.Fprintf(b, "\nCapacity within the limits: %s requests/s, %s output tokens/s per GPU; missed at %s requests/s.", figure.Cell(c.RequestRate), figure.Cell(c.PerGPU), figure.Cell(c.NextRate))
 		if c.PerMillion.Valid {
-			fmt.Fprintf(b, " A million output tokens cost %s there.", cell(c.PerMillion))
+			fmt.Fprintf(b, " A million output tokens cost %s there.", figure.Cell(c.PerMillion))
 		}
 		fmt.Fprintln(b)
 	}
@@ -36,18 +38,18 @@ func (s Summary) markdown(w io.Writer) {
 		fmt.Fprintf(w, "* **%s**\n", escapeMarkdown(why))
 	}
 	r := s.Requests
-	fmt.Fprintf(w, "%s sent, %s completed, %s failed, %s aborted, %s dropped in %s s; %s requests/s, %s tokens/s out.\n\n", count(r.Sent), count(r.Completed), count(r.Failed), count(r.Aborted), count(r.Dropped), number(s.WindowS), s.aggregate("request_rate"), s.aggregate("output_rate"))
+	fmt.Fprintf(w, "%s sent, %s completed, %s failed, %s aborted, %s dropped in %s s; %s requests/s, %s tokens/s out.\n\n", figure.Count(r.Sent), figure.Count(r.Completed), figure.Count(r.Failed), figure.Count(r.Aborted), figure.Count(r.Dropped), figure.Number(s.WindowS), s.aggregate("request_rate"), s.aggregate("output_rate"))
 	fmt.Fprintln(w, "| ms | n | mean | p50 | p90 | p95 | p99 | max |\n|---|---:|---:|---:|---:|---:|---:|---:|")
 	for _, m := range metrics {
 		if f := s.Metrics[m.Name]; f.N > 0 {
-			fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, count(int64(f.N)), cell(f.Mean), cell(f.P50), cell(f.P90), cell(f.P95), cell(f.P99), cell(f.Max))
+			fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, figure.Count(int64(f.N)), figure.Cell(f.Mean), figure.Cell(f.P50), figure.Cell(f.P90), figure.Cell(f.P95), figure.Cell(f.P99), figure.Cell(f.Max))
 		}
 	}
 	fmt.Fprintln(w)
 	for _, a := range s.Anomalies {
 		at := ""
 		if a.AtS.Valid {
-			at = " at " + number(a.AtS.V) + " s"
+			at = " at " + figure.Number(a.AtS.V) + " s"
 		}
 		fmt.Fprintf(w, "* %s%s: %s\n", a.Name, at, escapeMarkdown(a.Evidence))
 	}
@@ -58,7 +60,7 @@ func (s Summary) markdown(w io.Writer) {
 
 // escapeMarkdown keeps what a trace brought from becoming markup.
 func escapeMarkdown(s string) string {
-	s = clip(s, 500)
+	s = figure.Clip(s, 500)
 	return strings.NewReplacer("\\", "\\\\", "`", "\\`", "*", "\\*", "_", "\\_", "<", "&lt;", ">", "&gt;", "|", "\\|", "[", "\\[", "]", "\\]", "#", "\\#", "@", "@\u200b").Replace(s)
 }
 
@@ -68,7 +70,7 @@ func (d Document) OpenMetrics(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	escape := strings.NewReplacer("\\", "\\\\", "\"", "\\\"", "\n", "\\n")
 	label := func(s Summary) string {
-		return `run="` + escape.Replace(clip(s.Label, 200)) + `",kind="` + escape.Replace(s.Kind) + `"`
+		return `run="` + escape.Replace(figure.Clip(s.Label, 200)) + `",kind="` + escape.Replace(s.Kind) + `"`
 	}
 	family := func(name, kind, help string, lines func(Summary)) {
 		fmt.Fprintf(b, "# TYPE %s %s\n# HELP %s %s\n", name, kind, name, strings.ReplaceAll(strings.ReplaceAll(help, "\\", "\\\\"), "\n", " "))

@@ -5,6 +5,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/analyzer/occupancy"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/promtext"
 )
 
@@ -107,7 +108,7 @@ func (s *Summary) model(r *Run, o Options) error {
 		return nil
 	}
 	if m := l.Modelled(); m < 1 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("pages and mix are modelled for %.3g %% of the time, intervals drawn over all of it: %s exchanges", 100*m, count(l.Requests())))
+		s.Warnings = append(s.Warnings, fmt.Sprintf("pages and mix are modelled for %.3g %% of the time, intervals drawn over all of it: %s exchanges", 100*m, figure.Count(l.Requests())))
 	}
 	if p.CurveSample < 1 && len(p.Curve) > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("what caches would have hit is from a sample of %.3g %% of the prompt blocks", 100*p.CurveSample))
@@ -159,9 +160,9 @@ func pagesBeside(p *Pages, s *Server) {
 	if !p.Capacity.Valid || !s.KVUsageMean.Valid || s.Engines == 0 {
 		return
 	}
-	p.Server = known(s.KVUsageSum.V * float64(p.Capacity.V) / float64(s.Engines))
+	p.Server = figure.Known(s.KVUsageSum.V * float64(p.Capacity.V) / float64(s.Engines))
 	if middle := (p.InUse.Low.Mean.V + p.InUse.High.Mean.V) / 2; middle > 0 {
-		p.Difference = known(p.Server.V/middle - 1)
+		p.Difference = figure.Known(p.Server.V/middle - 1)
 	}
 }
 
@@ -171,13 +172,13 @@ func mixBeside(m *Mix, w *Window) {
 		return
 	}
 	if w.OutputKnown > 0 {
-		m.DecodeTokensPerS = known(float64(w.OutputTokens) / w.Seconds)
+		m.DecodeTokensPerS = figure.Known(float64(w.OutputTokens) / w.Seconds)
 	}
 	if s := &w.Server; s.ComputedTokens.Valid {
-		m.ServerPrefillPerS = known(s.ComputedTokens.V / w.Seconds)
+		m.ServerPrefillPerS = figure.Known(s.ComputedTokens.V / w.Seconds)
 	}
 	if s := &w.Server; s.OutputTokens.Valid {
-		m.ServerDecodePerS = known(s.OutputTokens.V / w.Seconds)
+		m.ServerDecodePerS = figure.Known(s.OutputTokens.V / w.Seconds)
 	}
 	m.ServerTokensPerRun = w.Server.IterationTokens
 }

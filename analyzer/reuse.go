@@ -7,6 +7,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/analyzer/occupancy"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/kv"
 )
 
@@ -118,7 +119,7 @@ func (u *reuse) fill(p *Pages, h formats.Header, s Sizes) {
 	rate := func(pages int64) float64 { return 1 - (1-c.HitRate(int(max(float64(pages)/per*share, 1))))*misses }
 	p.CurveSample = share
 	if s.Pages > 0 {
-		p.LRUHitRate = known(rate(s.Pages))
+		p.LRUHitRate = figure.Known(rate(s.Pages))
 	}
 	all := 1 - (1-c.HitRate(0))*misses
 	for n := int64(1024); ; n *= 2 {

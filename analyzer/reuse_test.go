@@ -17,7 +17,7 @@ func TestReuseOfASample(t *testing.T) {
 	curve := func(halved uint) Pages {
 		a, b := &reuse{}, &reuse{}
 		i := 0
-		for x, err := range run.exchanges(formats.ColArrival, formats.ColPrefixBlocks) {
+		for x, err := range run.Exchanges(formats.ColArrival, formats.ColPrefixBlocks) {
 			if err != nil {
 				t.Fatal(err)
 			}

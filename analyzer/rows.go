@@ -64,7 +64,7 @@ func rowsOf(r *Run, visit func(names []string, values []any) error) error {
 	more, ms := perRequest()
 	names = append(names, more...)
 	values := make([]any, len(names))
-	for x, err := range r.exchanges() {
+	for x, err := range r.Exchanges() {
 		if err != nil {
 			return r.readError(err)
 		}

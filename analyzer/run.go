@@ -72,8 +72,8 @@ func (r *Run) Close() error {
 	return r.trace.Close()
 }
 
-// exchanges yields the rows in stored order, warm-up included, with the columns asked for filled.
-func (r *Run) exchanges(columns ...formats.Column) iter.Seq2[*formats.Exchange, error] {
+// Exchanges yields the rows in stored order, warm-up included, with the columns asked for filled.
+func (r *Run) Exchanges(columns ...formats.Column) iter.Seq2[*formats.Exchange, error] {
 	if r.trace != nil {
 		return r.trace.All(columns...)
 	}
@@ -86,8 +86,8 @@ func (r *Run) exchanges(columns ...formats.Column) iter.Seq2[*formats.Exchange, 
 	}
 }
 
-// serverSamples yields the scraped series in stored order.
-func (r *Run) serverSamples() iter.Seq2[formats.ServerSample, error] {
+// ServerSamples yields the scraped series in stored order.
+func (r *Run) ServerSamples() iter.Seq2[formats.ServerSample, error] {
 	if r.trace != nil {
 		return r.trace.ServerSamples()
 	}

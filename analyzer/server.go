@@ -54,7 +54,7 @@ func (r *Run) readings(visit func(unixNS int64, target string, all []promtext.Re
 			p.Samples = p.Samples[:0]
 		}
 	}
-	for s, err := range r.serverSamples() {
+	for s, err := range r.ServerSamples() {
 		if err != nil {
 			return r.readError(err)
 		}

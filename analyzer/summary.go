@@ -8,6 +8,7 @@ import (
 	"sort"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
@@ -117,7 +118,7 @@ func Summarize(r *Run, o Options) (Summary, error) {
 	for i := range aggregates { // what only the models say
 		if a := &aggregates[i]; !s.Aggregates[a.Name].Value.Valid {
 			if v, ok := a.Of(w); ok {
-				s.Aggregates[a.Name] = Value{Unit: a.Unit, Better: a.Better, Value: known(v)}
+				s.Aggregates[a.Name] = Value{Unit: a.Unit, Better: a.Better, Value: figure.Known(v)}
 			}
 		}
 	}
@@ -227,7 +228,7 @@ func (t *tally) tables() (map[string]Figures, map[string]Value) {
 	for _, a := range aggregates {
 		out := Value{Unit: a.Unit, Better: a.Better}
 		if x, ok := a.Of(&t.window); ok {
-			out.Value = known(x)
+			out.Value = figure.Known(x)
 			if a.Part != nil {
 				out.Interval = v.ratio(a.Part, a.whole(t, v))
 			}
@@ -235,14 +236,6 @@ func (t *tally) tables() (map[string]Figures, map[string]Value) {
 		values[a.Name] = out
 	}
 	return figures, values
-}
-
-// known is a figure unless it is NaN or infinite.
-func known(x float64) Null {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return Null{}
-	}
-	return formats.Of(x)
 }
 
 // percentiles are those that are shown, with whether a floor holds for them.
@@ -257,11 +250,11 @@ var percentiles = []struct {
 func (t *tally) figures(i int, v intervals) Figures {
 	m, s := &metrics[i], &t.samples[i]
 	f := Figures{
-		Unit: m.Unit, Better: m.Better, N: s.N(), Mean: known(s.Mean()), Max: known(s.Max()), Undefined: t.undefined[i], Omitted: t.omitted[i],
+		Unit: m.Unit, Better: m.Better, N: s.N(), Mean: figure.Known(s.Mean()), Max: figure.Known(s.Max()), Undefined: t.undefined[i], Omitted: t.omitted[i],
 		Source: t.source(i), Error: s.Error(), Intervals: map[string][2]float64{},
 	}
 	if f.N > 1 {
-		f.Std = known(s.Std())
+		f.Std = figure.Known(s.Std())
 	}
 	if f.N == 0 {
 		f.Source = ""
@@ -280,7 +273,7 @@ func (t *tally) figures(i int, v intervals) Figures {
 			f.Withheld[p.name] = fmt.Sprintf("needs %d samples, has %d", p.floor, s.N())
 			continue
 		}
-		*at[k] = known(s.Quantile(p.p))
+		*at[k] = figure.Known(s.Quantile(p.p))
 		if lo, hi, ok := orderInterval(s, p.p, f.EffectiveN); ok {
 			f.Intervals[p.name] = [2]float64{lo, hi}
 		}

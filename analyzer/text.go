@@ -6,14 +6,12 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
-const (
-	textWidth = 80
-	textLines = 25
-)
+const textLines = 25
 
 // terminal collects the lines of a summary. Where they are too many those that can be spared go, the most sparable first.
 type terminal struct {
@@ -24,7 +22,7 @@ type terminal struct {
 func (t *terminal) line(format string, args ...any) { t.spared(0, format, args...) }
 
 func (t *terminal) spared(spare int, format string, args ...any) {
-	t.lines, t.spare = append(t.lines, clip(fmt.Sprintf(format, args...), textWidth)), append(t.spare, spare)
+	t.lines, t.spare = append(t.lines, figure.Clip(fmt.Sprintf(format, args...), figure.Width)), append(t.spare, spare)
 }
 
 func (t *terminal) write(w io.Writer) error {
@@ -50,20 +48,20 @@ func (s Summary) Text(w io.Writer) error {
 		listed(line, "         ", s.Invalid)
 	}
 	r := s.Requests
-	line("requests %s scheduled: %s sent, %s dropped", count(r.Scheduled), count(r.Sent), count(r.Dropped))
+	line("requests %s scheduled: %s sent, %s dropped", figure.Count(r.Scheduled), figure.Count(r.Sent), figure.Count(r.Dropped))
 	if r.Unknown < r.Sent {
-		line("         %s completed, %s failed, %s aborted, %s cut%s", count(r.Completed), count(r.Failed), count(r.Aborted), count(r.RunEnd), unless(r.Unknown, ", %s unknown"))
+		line("         %s completed, %s failed, %s aborted, %s cut%s", figure.Count(r.Completed), figure.Count(r.Failed), figure.Count(r.Aborted), figure.Count(r.RunEnd), unless(r.Unknown, ", %s unknown"))
 	}
 	if len(s.Errors)+len(s.Dropped) > 0 {
 		line("errors   %s", kinds(s.Errors, s.Dropped))
 	}
-	line("window   %s s · %s requests/s · in %s tokens/s · out %s tokens/s", number(s.WindowS), s.aggregate("request_rate"), s.aggregate("input_rate"), s.aggregate("output_rate"))
+	line("window   %s s · %s requests/s · in %s tokens/s · out %s tokens/s", figure.Number(s.WindowS), s.aggregate("request_rate"), s.aggregate("input_rate"), s.aggregate("output_rate"))
 	if s.Aggregates["goodput"].Value.Valid {
-		line("slo      %s of requests meet it · goodput %s requests/s", percent(s.Aggregates["slo_attainment"].Value), s.aggregate("goodput"))
+		line("slo      %s of requests meet it · goodput %s requests/s", figure.Percent(s.Aggregates["slo_attainment"].Value), s.aggregate("goodput"))
 	}
 	if s.Window.Server.Samples > 0 {
 		v := func(name string) Null { return s.Aggregates[name].Value }
-		line("pages    mean %s, p95 %s, peak %s · hits %s · preempted %s", percent(v("kv_usage_mean")), percent(v("kv_usage_p95")), percent(v("kv_usage_peak")), percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
+		line("pages    mean %s, p95 %s, peak %s · hits %s · preempted %s", figure.Percent(v("kv_usage_mean")), figure.Percent(v("kv_usage_p95")), figure.Percent(v("kv_usage_peak")), figure.Percent(v("kv_prefix_hit_rate")), s.aggregate("kv_preemptions"))
 	}
 	s.models(line)
 	if s.By == "" {
@@ -72,13 +70,13 @@ func (s Summary) Text(w io.Writer) error {
 	s.sparklines(&t)
 	s.byTable(line)
 	if c := s.Cost; c != nil {
-		line("cost     %s per million output tokens at this rate (%d GPUs at %s an hour)", cell(c.PerMillionOutputTokens), c.GPUs, number(c.GPUHourPrice))
+		line("cost     %s per million output tokens at this rate (%d GPUs at %s an hour)", figure.Cell(c.PerMillionOutputTokens), c.GPUs, figure.Number(c.GPUHourPrice))
 	}
 	var notes []string
 	for _, a := range s.Anomalies {
 		at := ""
 		if a.AtS.Valid {
-			at = " at " + number(a.AtS.V) + " s"
+			at = " at " + figure.Number(a.AtS.V) + " s"
 		}
 		notes = append(notes, a.Name+at+": "+a.Evidence)
 	}
@@ -97,7 +95,7 @@ func (s Summary) sparklines(t *terminal) {
 			continue
 		}
 		if text, top := sparkline(p, 50); top > 0 {
-			t.spared(9-i, "%-9s%s to %s%s", c.name, text, number(top), c.unit)
+			t.spared(9-i, "%-9s%s to %s%s", c.name, text, figure.Number(top), c.unit)
 		}
 	}
 }
@@ -133,15 +131,15 @@ func (s Summary) models(line func(string, ...any)) {
 	if p := s.Pages; p != nil && p.InUse.High.Mean.Valid {
 		of := ""
 		if p.Capacity.Valid {
-			of = " of " + count(p.Capacity.V)
+			of = " of " + figure.Count(p.Capacity.V)
 		}
-		line("model    %s–%s pages%s, peak %s · fill %s · shared %s", cell(p.InUse.Low.Mean), cell(p.InUse.High.Mean), of, cell(p.PeakDemand), percent(p.Fill), cell(p.Sharing))
+		line("model    %s–%s pages%s, peak %s · fill %s · shared %s", figure.Cell(p.InUse.Low.Mean), figure.Cell(p.InUse.High.Mean), of, figure.Cell(p.PeakDemand), figure.Percent(p.Fill), figure.Cell(p.Sharing))
 	} else if p != nil && len(p.Curve) > 0 {
 		last := p.Curve[len(p.Curve)-1]
-		line("model    an LRU cache of %s pages hits %s of prompt blocks", count(last.Pages), percent(known(last.HitRate)))
+		line("model    an LRU cache of %s pages hits %s of prompt blocks", figure.Count(last.Pages), figure.Percent(figure.Known(last.HitRate)))
 	}
 	if m := s.Mix; m != nil && m.Late.Idle.Valid {
-		line("mix      idle %s, prefill %s, decode %s, mixed %s · %s/s", between(m.Late.Idle, m.Early.Idle), between(m.Late.PrefillOnly, m.Early.PrefillOnly), between(m.Late.DecodeOnly, m.Early.DecodeOnly), between(m.Late.Mixed, m.Early.Mixed), cell(m.Early.SwitchesPerS))
+		line("mix      idle %s, prefill %s, decode %s, mixed %s · %s/s", between(m.Late.Idle, m.Early.Idle), between(m.Late.PrefillOnly, m.Early.PrefillOnly), between(m.Late.DecodeOnly, m.Early.DecodeOnly), between(m.Late.Mixed, m.Early.Mixed), figure.Cell(m.Early.SwitchesPerS))
 	}
 }
 
@@ -178,7 +176,7 @@ func (s Summary) table(t *terminal) {
 		if f.N == 0 || m.Detail {
 			continue
 		}
-		t.spared(m.Spare, "%-14s %8s%8s%8s%8s%8s%8s%8s%9s", m.Name, count(int64(f.N)), cell(f.Mean), cell(f.Std), cell(f.P50), cell(f.P90), cell(f.P95), cell(f.P99), cell(f.Max))
+		t.spared(m.Spare, "%-14s %8s%8s%8s%8s%8s%8s%8s%9s", m.Name, figure.Count(int64(f.N)), figure.Cell(f.Mean), figure.Cell(f.Std), figure.Cell(f.P50), figure.Cell(f.P90), figure.Cell(f.P95), figure.Cell(f.P99), figure.Cell(f.Max))
 		bound = max(bound, f.Error)
 		for _, p := range percentiles[1:4] {
 			if f.Withheld[p.name] != "" && !strings.Contains(floor, p.name+" ") {
@@ -199,17 +197,17 @@ func (s Summary) aggregate(name string) string {
 	if !v.Valid {
 		return "–"
 	}
-	return number(v.V)
+	return figure.Number(v.V)
 }
 
 // kinds lists counts by kind, the largest first.
 func kinds(errors, dropped map[string]int64) string {
 	var parts []string
 	for _, k := range sortedKeys(errors) {
-		parts = append(parts, fmt.Sprintf("%s %s", k, count(errors[k])))
+		parts = append(parts, fmt.Sprintf("%s %s", k, figure.Count(errors[k])))
 	}
 	for _, k := range sortedKeys(dropped) {
-		parts = append(parts, fmt.Sprintf("not sent: %s %s", k, count(dropped[k])))
+		parts = append(parts, fmt.Sprintf("not sent: %s %s", k, figure.Count(dropped[k])))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -218,15 +216,7 @@ func unless(n int64, format string) string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf(format, count(n))
-}
-
-// cell is a figure in a table, a dash where it is undefined or withheld.
-func cell(v Null) string {
-	if !v.Valid {
-		return "–"
-	}
-	return number(v.V)
+	return fmt.Sprintf(format, figure.Count(n))
 }
 
 // between is a band of shares in whole percent, or one figure where both ends read the same.
@@ -239,58 +229,4 @@ func between(a, b Null) string {
 		return fmt.Sprintf("%.0f %%", lo)
 	}
 	return fmt.Sprintf("%.0f–%.0f %%", lo, hi)
-}
-
-func percent(v Null) string {
-	if !v.Valid {
-		return "–"
-	}
-	return strconv.FormatFloat(v.V*100, 'g', 3, 64) + " %"
-}
-
-// number is a figure to four digits, in at most eight columns up to 10⁹.
-func number(v float64) string {
-	switch a := math.Abs(v); {
-	case a == math.Trunc(a) && a < 1e6:
-		return strconv.FormatFloat(v, 'f', 0, 64)
-	case a < 10:
-		return strconv.FormatFloat(v, 'f', 3, 64)
-	case a < 100:
-		return strconv.FormatFloat(v, 'f', 2, 64)
-	case a < 1000:
-		return strconv.FormatFloat(v, 'f', 1, 64)
-	case a < 1e6:
-		return strconv.FormatFloat(v, 'f', 0, 64)
-	case a < 1e9:
-		return strconv.FormatFloat(v/1e6, 'f', 2, 64) + "M"
-	default:
-		return strconv.FormatFloat(v, 'g', 3, 64)
-	}
-}
-
-// count is a whole number with thousands separated, shortened beyond a million.
-func count(n int64) string {
-	if n >= 1e6 {
-		return strconv.FormatFloat(float64(n)/1e6, 'f', 2, 64) + "M"
-	}
-	s := strconv.FormatInt(n, 10)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
-
-// clip cuts a line to a number of columns and drops control characters, which a label may bring.
-func clip(s string, columns int) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-	runes := []rune(strings.TrimRight(s, " "))
-	if len(runes) > columns {
-		return string(runes[:columns-1]) + "…"
-	}
-	return string(runes)
 }

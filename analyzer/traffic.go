@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // Traffic tells different traffic from a different server, for two recordings that have no request in common. Requests are matched
@@ -123,7 +124,7 @@ func compareTraffic(d Diff, a, b *Run, sa, sb Summary, o CompareOptions) (Diff, 
 		}
 		d.Metrics = append(d.Metrics, whole, server)
 		if i == 0 {
-			t.Width, t.Base.MatchedShare, t.Candidate.MatchedShare, d.Pairs = s.width, known(s.matched[0]), known(s.matched[1]), s.pairs
+			t.Width, t.Base.MatchedShare, t.Candidate.MatchedShare, d.Pairs = s.width, figure.Known(s.matched[0]), figure.Known(s.matched[1]), s.pairs
 		}
 	}
 	if len(t.Metrics) == 0 {
@@ -139,15 +140,15 @@ func (r *metRun) side(run *Run) TrafficSide {
 	s := TrafficSide{Requests: r.sent}
 	if sec := float64(r.span) / 1e9; sec > 0 {
 		k := 1 / sec / r.fraction
-		s.RequestRate, s.InputRate, s.OutputRate = known(float64(r.sent)*k), known(r.inputs*k), known(r.outputs*k)
+		s.RequestRate, s.InputRate, s.OutputRate = figure.Known(float64(r.sent)*k), figure.Known(r.inputs*k), figure.Known(r.outputs*k)
 	}
 	flight := 0.0
 	for i := range r.all {
 		flight += r.all[i].flight
 	}
-	s.InFlight = known(flight / float64(len(r.all)))
+	s.InFlight = figure.Known(flight / float64(len(r.all)))
 	if r.cached && r.inputs > 0 {
-		s.CachedShare = known(r.hits / r.inputs)
+		s.CachedShare = figure.Known(r.hits / r.inputs)
 	}
 	return s
 }
@@ -169,7 +170,7 @@ func loadMet(r *Run) (*metRun, error) {
 	columns := append(slices.Clone(gapColumns), metricColumns...)
 	var all []met
 	var answered []bool // completed, of known length and with a time to the first token
-	for x, err := range r.exchanges(append(columns, formats.ColServerID, formats.ColCachedTokens)...) {
+	for x, err := range r.Exchanges(append(columns, formats.ColServerID, formats.ColCachedTokens)...) {
 		if err != nil {
 			return nil, r.readError(err)
 		}

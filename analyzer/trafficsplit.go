@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
@@ -391,15 +392,15 @@ func (s *splitting) parts(t Metric, o CompareOptions) (Split, Change) {
 	for i := range s.all {
 		mean[s.all[i].side] += s.all[i].y / float64(s.n[s.all[i].side])
 	}
-	out := Split{Name: t.Name, Unit: t.Unit, Base: known(math.Exp(mean[0])), Candidate: known(math.Exp(mean[1])), ChangePct: known(pct(point[0])), Parts: []Part{}}
+	out := Split{Name: t.Name, Unit: t.Unit, Base: figure.Known(math.Exp(mean[0])), Candidate: figure.Known(math.Exp(mean[1])), ChangePct: figure.Known(pct(point[0])), Parts: []Part{}}
 	lo, hi := interval(0)
-	out.Interval = [2]Null{known(lo), known(hi)}
+	out.Interval = [2]Null{figure.Known(lo), figure.Known(hi)}
 	for i := 1; i < len(names); i++ {
 		lo, hi := interval(i)
-		out.Parts = append(out.Parts, Part{names[i], known(pct(point[i])), [2]Null{known(lo), known(hi)}})
+		out.Parts = append(out.Parts, Part{names[i], figure.Known(pct(point[i])), [2]Null{figure.Known(lo), figure.Known(hi)}})
 	}
 	if share := 1 - point[5]/point[0]; lo*hi > 0 && share >= 0 && share <= 1 {
-		out.TrafficShare = known(share)
+		out.TrafficShare = figure.Known(share)
 	}
 	last := out.Parts[4]
 	server := change(&t, t.Name+"_server", "at equal lengths, cached tokens and load", math.Exp(mean[0]), math.Exp(mean[0]+point[5]), last.ChangePct.V/100,

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
@@ -69,7 +70,7 @@ func levelOf(cells []float64) Level {
 		return Level{}
 	}
 	slices.Sort(sorted)
-	return Level{known(mean(sorted)), known(stats.Quantile(sorted, 0.95)), known(sorted[len(sorted)-1])}
+	return Level{figure.Known(mean(sorted)), figure.Known(stats.Quantile(sorted, 0.95)), figure.Known(sorted[len(sorted)-1])}
 }
 
 // Band is what lies between two models of the moment that prefill began.
@@ -90,7 +91,7 @@ func ratioOf(a, b []float64) Null {
 	if y == 0 {
 		return Null{}
 	}
-	return known(x / y)
+	return figure.Known(x / y)
 }
 
 // shrink averages cells into n points for a chart.

@@ -14,14 +14,6 @@ import (
 // Null is a figure that may be undefined.
 type Null = formats.Null[float64]
 
-// known is a figure unless it is NaN or infinite.
-func known(x float64) Null {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return Null{}
-	}
-	return formats.Of(x)
-}
-
 // request is what the models know of one exchange that reached a server. Times are Unix ns.
 type request struct {
 	sent, late, first, last, end int64 // late: the latest start of its prefill; end: when its pages went back

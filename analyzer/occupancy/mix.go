@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // Mix is how prefill and decode met on the server, as the exchanges imply it. A request is in prefill from the start of its prefill to its
@@ -129,8 +131,8 @@ func (l *Load) mix(late bool) timeShares {
 
 func (t *timeShares) shares() Shares {
 	total := float64(t.ns[0] + t.ns[1] + t.ns[2] + t.ns[3])
-	of := func(s int) Null { return known(float64(t.ns[s]) / total) }
-	return Shares{of(stateIdle), of(statePrefill), of(stateDecode), of(stateMixed), known(float64(t.switches) / (total / 1e9)), known(t.prefill / total)}
+	of := func(s int) Null { return figure.Known(float64(t.ns[s]) / total) }
+	return Shares{of(stateIdle), of(statePrefill), of(stateDecode), of(stateMixed), figure.Known(float64(t.switches) / (total / 1e9)), figure.Known(t.prefill / total)}
 }
 
 // Mix makes the figures of the mix but for the server's.
@@ -145,14 +147,14 @@ func (l *Load) Mix() Mix {
 	}
 	m.Early, m.Late = m.early.shares(), m.late.shares()
 	total := float64(l.to-l.from) * l.stretches.covered()
-	m.DecodeRequests = known(m.early.decode / total)
+	m.DecodeRequests = figure.Known(m.early.decode / total)
 	computed := int64(0)
 	for i := range l.requests {
 		if q := &l.requests[i]; q.first >= l.from && q.first <= l.to && l.stretches.meet(l.share(q.first), l.share(q.first)) {
 			computed += q.computed()
 		}
 	}
-	m.PrefillTokensPerS = known(float64(computed) / (total / 1e9))
+	m.PrefillTokensPerS = figure.Known(float64(computed) / (total / 1e9))
 	m.PrefillFixedMS, m.PrefillPerTokenUS = l.prefill.fixed/1e6, l.prefill.perToken/1e3
 	return m
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // Pages is the KV cache as the exchanges imply it, beside what the server says. A request holds ceil((input + generated so far) ÷ block
@@ -78,7 +79,7 @@ func (l *Load) Pages(blockSize int, capacity int64) (p Pages) {
 	p.PeakDemand = p.InUse.High.Peak
 	if capacity > 0 { // a server that has no page left lets requests wait
 		p.Capacity = formats.Of(capacity)
-		p.PeakShare = known(p.PeakDemand.V / float64(capacity))
+		p.PeakShare = figure.Known(p.PeakDemand.V / float64(capacity))
 	}
 	logical := high.logical.cells()
 	p.tokens, p.slots = high.tokens.cells(), scaled(logical, float64(blockSize))

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shadowtape/shadowtape/analyzer"
+	"github.com/shadowtape/shadowtape/analyzer/inspect"
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
 	"github.com/shadowtape/shadowtape/internal/openai"
@@ -51,7 +52,7 @@ model, it says how far that one's load is from the first's, and how long request
 				return a.find(r, o.find, o.keyFile, o.json)
 			}
 			if o.privacy {
-				held, err := analyzer.Strings(r)
+				held, err := inspect.Strings(r)
 				if err != nil {
 					return err
 				}
@@ -60,7 +61,7 @@ model, it says how far that one's load is from the first's, and how long request
 				}
 				return held.Text(a.out)
 			}
-			p, err := analyzer.Inspect(r)
+			p, err := inspect.Trace(r)
 			if err != nil {
 				return err
 			}
@@ -102,7 +103,7 @@ func (a *app) find(r *analyzer.Run, id, keyFile string, asJSON bool) error {
 	default:
 		return usageError(errors.New("--find needs --key-file with a recording: its request ids are keyed hashes"), "")
 	}
-	found, err := analyzer.Find(r, hash)
+	found, err := inspect.Find(r, hash)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package analyzer
+package inspect
 
 import (
 	"bufio"
@@ -7,7 +7,9 @@ import (
 	"io"
 	"reflect"
 
+	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // Found is an exchange as its columns: what is known of it, in stored order, and its metrics.
@@ -23,9 +25,9 @@ type FoundColumn struct {
 }
 
 // Find looks for exchanges by the keyed hash of their x-request-id. It reads the whole trace: ids are not sorted.
-func Find(r *Run, correlation formats.Hash) ([]Found, error) {
+func Find(r *analyzer.Run, correlation formats.Hash) ([]Found, error) {
 	var ids []int64
-	for x, err := range r.exchanges(formats.ColExchangeID, formats.ColCorrelationID) {
+	for x, err := range r.Exchanges(formats.ColExchangeID, formats.ColCorrelationID) {
 		if err != nil {
 			return nil, fmt.Errorf("inspect %s: %w", r.Name, err)
 		}
@@ -37,7 +39,7 @@ func Find(r *Run, correlation formats.Hash) ([]Found, error) {
 	if len(ids) == 0 {
 		return found, nil
 	}
-	for x, err := range r.exchanges() {
+	for x, err := range r.Exchanges() {
 		if err != nil {
 			return nil, fmt.Errorf("inspect %s: %w", r.Name, err)
 		}
@@ -60,7 +62,7 @@ func describe(x *formats.Exchange) (f Found) {
 			continue
 		}
 		switch at.Kind() {
-		case reflect.Struct: // a Null
+		case reflect.Struct: // a analyzer.Null
 			if at.Field(1).Bool() {
 				f.Columns = append(f.Columns, FoundColumn{name, at.Field(0).Interface()})
 			}
@@ -74,7 +76,7 @@ func describe(x *formats.Exchange) (f Found) {
 			}
 		}
 	}
-	for _, m := range metrics {
+	for _, m := range analyzer.Metrics() {
 		if m.PerRequest {
 			m.Samples(x, func(v, _ float64) { f.Metrics = append(f.Metrics, FoundColumn{m.Name, v}) })
 		}
@@ -86,10 +88,10 @@ func describe(x *formats.Exchange) (f Found) {
 func (f Found) Text(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	for _, c := range f.Columns {
-		fmt.Fprintln(b, clip(fmt.Sprintf("%-24s %v", c.Name, c.Value), textWidth))
+		fmt.Fprintln(b, figure.Clip(fmt.Sprintf("%-24s %v", c.Name, c.Value), figure.Width))
 	}
 	for _, m := range f.Metrics {
-		fmt.Fprintln(b, clip(fmt.Sprintf("%-24s %s ms", m.Name, number(m.Value.(float64))), textWidth))
+		fmt.Fprintln(b, figure.Clip(fmt.Sprintf("%-24s %s ms", m.Name, figure.Number(m.Value.(float64))), figure.Width))
 	}
 	return b.Flush()
 }

@@ -1,54 +1,59 @@
-package analyzer
+// Package inspect says what a trace holds, whatever became of its requests: how they arrive, how long they are, what they share, every string
+// in it, and one exchange by its request id.
+package inspect
 
 import (
 	"bufio"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 
+	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // Lengths are token counts of the requests that state one. Percentiles describe the trace as it is: no sample floor applies.
 type Lengths struct {
-	Mean Null `json:"mean"`
-	P50  Null `json:"p50"`
-	P90  Null `json:"p90"`
-	P95  Null `json:"p95"`
-	P99  Null `json:"p99"`
-	Max  Null `json:"max"`
+	Mean analyzer.Null `json:"mean"`
+	P50  analyzer.Null `json:"p50"`
+	P90  analyzer.Null `json:"p90"`
+	P95  analyzer.Null `json:"p95"`
+	P99  analyzer.Null `json:"p99"`
+	Max  analyzer.Null `json:"max"`
 }
 
 // Dispersions are indices of dispersion of arrival counts: population variance ÷ mean over complete windows from the first arrival.
-// 1 is Poisson. Null where the trace has no complete window.
+// 1 is Poisson. analyzer.Null where the trace has no complete window.
 type Dispersions struct {
-	OneS   Null `json:"1s"`
-	TenS   Null `json:"10s"`
-	SixtyS Null `json:"60s"`
+	OneS   analyzer.Null `json:"1s"`
+	TenS   analyzer.Null `json:"10s"`
+	SixtyS analyzer.Null `json:"60s"`
 }
 
 // PrefixReuse is what an infinite prefix cache would have hit: the leading run of a request's blocks that an earlier request had.
 type PrefixReuse struct {
-	BlockHitRate Null `json:"block_hit_rate"`
-	TokenHitRate Null `json:"token_hit_rate"`
+	BlockHitRate analyzer.Null `json:"block_hit_rate"`
+	TokenHitRate analyzer.Null `json:"token_hit_rate"`
 }
 
 // Profile says what a trace is like; it is inspect's JSON. Warm-up is left out.
 type Profile struct {
 	Schema         int              `json:"schema"`
 	Exchanges      int64            `json:"exchanges"`
-	SpanS          Null             `json:"span_s"`          // last arrival − first
-	RatePerS       Null             `json:"rate_per_s"`      // n ÷ span
-	InterarrivalCV Null             `json:"interarrival_cv"` // population deviation ÷ mean of the gaps between sorted arrivals
+	SpanS          analyzer.Null    `json:"span_s"`          // last arrival − first
+	RatePerS       analyzer.Null    `json:"rate_per_s"`      // n ÷ span
+	InterarrivalCV analyzer.Null    `json:"interarrival_cv"` // population deviation ÷ mean of the gaps between sorted arrivals
 	IDC            Dispersions      `json:"idc"`
 	InputTokens    Lengths          `json:"input_tokens"`
 	OutputTokens   Lengths          `json:"output_tokens"`
-	Pearson        Null             `json:"pearson"`  // of input and output tokens
-	Spearman       Null             `json:"spearman"` // ties share their average rank
+	Pearson        analyzer.Null    `json:"pearson"`  // of input and output tokens
+	Spearman       analyzer.Null    `json:"spearman"` // ties share their average rank
 	Prefix         PrefixReuse      `json:"prefix"`
-	TimeQuantumMS  Null             `json:"time_quantum_ms"` // median spacing of the distinct times, where most are shared; else null
+	TimeQuantumMS  analyzer.Null    `json:"time_quantum_ms"` // median spacing of the distinct times, where most are shared; else null
 	Sessions       *int64           `json:"sessions"`        // distinct; null where the trace has none
 	Counters       formats.Counters `json:"counters"`        // what the recorder or importer met
 
@@ -57,12 +62,12 @@ type Profile struct {
 	Warnings []string `json:"-"`
 }
 
-// Inspect reads a trace once (twice where it is stored out of arrival order and has prefix blocks). It holds 8 bytes a row for arrival
+// Trace reads a trace once (twice where it is stored out of arrival order and has prefix blocks). It holds 8 bytes a row for arrival
 // times, 8 for two lengths, 16 more while ranks are made, 32 for each distinct prefix block and 8 for each session.
-func Inspect(r *Run) (Profile, error) {
+func Trace(r *analyzer.Run) (Profile, error) {
 	p := Profile{Schema: 1, Counters: r.Header.Counters, Label: r.Label, Source: r.Header.SourceKind}
 	in := inspection{header: r.Header, sessions: map[formats.Hash]struct{}{}}
-	for x, err := range r.exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColOutputTokens, formats.ColPrefixBlocks, formats.ColPrefixTailTokens, formats.ColSessionID) {
+	for x, err := range r.Exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColOutputTokens, formats.ColPrefixBlocks, formats.ColPrefixTailTokens, formats.ColSessionID) {
 		if err != nil {
 			return p, fmt.Errorf("inspect %s: %w", r.Name, err)
 		}
@@ -72,7 +77,7 @@ func Inspect(r *Run) (Profile, error) {
 	}
 	if in.unsorted && in.prefix.requests > 0 {
 		in.prefix = in.prefix.again()
-		for x, err := range r.exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColPrefixBlocks, formats.ColPrefixTailTokens) {
+		for x, err := range r.Exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColPrefixBlocks, formats.ColPrefixTailTokens) {
 			if err != nil {
 				return p, fmt.Errorf("inspect %s: %w", r.Name, err)
 			}
@@ -124,9 +129,9 @@ func (in *inspection) fill(p *Profile) {
 		p.Sessions = &s
 	}
 	if b := in.prefix; b.blocks > 0 {
-		p.Prefix.BlockHitRate = known(float64(b.hits) / float64(b.blocks))
+		p.Prefix.BlockHitRate = figure.Known(float64(b.hits) / float64(b.blocks))
 		if b.tokens > 0 {
-			p.Prefix.TokenHitRate = known(float64(b.hitTokens) / float64(b.tokens))
+			p.Prefix.TokenHitRate = figure.Known(float64(b.hitTokens) / float64(b.tokens))
 		}
 	}
 	p.InputTokens, p.OutputTokens = lengthsOf(in.input), lengthsOf(in.output)
@@ -137,7 +142,7 @@ func (in *inspection) fill(p *Profile) {
 		}
 	}
 	in.input, in.output = nil, nil
-	p.Pearson, p.Spearman = known(stats.Pearson(a, b)), known(stats.Spearman(a, b))
+	p.Pearson, p.Spearman = figure.Known(stats.Pearson(a, b)), figure.Known(stats.Spearman(a, b))
 	if n == 0 {
 		return
 	}
@@ -145,24 +150,24 @@ func (in *inspection) fill(p *Profile) {
 		slices.Sort(in.arrivals)
 	}
 	span := in.arrivals[n-1] - in.arrivals[0]
-	p.SpanS = known(float64(span) / 1e9)
+	p.SpanS = figure.Known(float64(span) / 1e9)
 	if span == 0 {
 		return
 	}
-	p.RatePerS = known(float64(n) / (float64(span) / 1e9))
+	p.RatePerS = figure.Known(float64(n) / (float64(span) / 1e9))
 	var m stats.Moments
 	for i := 1; i < n; i++ {
 		m.Add(float64(in.arrivals[i]-in.arrivals[i-1]), 1)
 	}
-	p.InterarrivalCV = known(m.Std() / m.Mean())
-	for seconds, at := range map[int64]*Null{1: &p.IDC.OneS, 10: &p.IDC.TenS, 60: &p.IDC.SixtyS} {
+	p.InterarrivalCV = figure.Known(m.Std() / m.Mean())
+	for seconds, at := range map[int64]*analyzer.Null{1: &p.IDC.OneS, 10: &p.IDC.TenS, 60: &p.IDC.SixtyS} {
 		if idc, ok := stats.Dispersion(in.arrivals, seconds*1e9); ok {
-			*at = known(idc)
+			*at = figure.Known(idc)
 		}
 	}
 	p.TimeQuantumMS = timeQuantum(in.arrivals)
 	if p.TimeQuantumMS.Valid {
-		p.Warnings = append(p.Warnings, fmt.Sprintf("arrivals stand on a %s ms clock: dispersion below that is the clock's", number(p.TimeQuantumMS.V)))
+		p.Warnings = append(p.Warnings, fmt.Sprintf("arrivals stand on a %s ms clock: dispersion below that is the clock's", figure.Number(p.TimeQuantumMS.V)))
 	}
 }
 
@@ -179,13 +184,13 @@ func lengthsOf(column []int32) Lengths {
 		return Lengths{}
 	}
 	slices.Sort(known)
-	at := func(p float64) Null { return formats.Of(stats.Quantile(known, p)) }
+	at := func(p float64) analyzer.Null { return formats.Of(stats.Quantile(known, p)) }
 	return Lengths{Mean: formats.Of(m.Mean()), P50: at(0.5), P90: at(0.9), P95: at(0.95), P99: at(0.99), Max: at(1)}
 }
 
 // timeQuantum is the median spacing of the distinct times in milliseconds, where more than half of the arrivals share theirs with
 // another.
-func timeQuantum(sorted []int64) Null {
+func timeQuantum(sorted []int64) analyzer.Null {
 	shared := 0
 	var spacing []float64
 	for i := 0; i < len(sorted); {
@@ -197,15 +202,15 @@ func timeQuantum(sorted []int64) Null {
 			shared += j - i
 		}
 		if i > 0 {
-			spacing = append(spacing, float64(sorted[i]-sorted[i-1])/nsPerMS)
+			spacing = append(spacing, float64(sorted[i]-sorted[i-1])/1e6)
 		}
 		i = j
 	}
 	if 2*shared <= len(sorted) || len(spacing) == 0 {
-		return Null{}
+		return analyzer.Null{}
 	}
 	slices.Sort(spacing)
-	return known(stats.Quantile(spacing, 0.5))
+	return figure.Known(stats.Quantile(spacing, 0.5))
 }
 
 // arrivalKey orders requests by arrival, then as stored.
@@ -289,38 +294,40 @@ func blockTokens(x *formats.Exchange, h formats.Header, leading int) (whole, hit
 // Text writes the profile for a terminal, at most 25 lines of 80 columns.
 func (p Profile) Text(w io.Writer) error {
 	b := bufio.NewWriter(w)
-	line := func(format string, args ...any) { fmt.Fprintln(b, clip(fmt.Sprintf(format, args...), textWidth)) }
-	line("%s  %s exchanges over %s s, %s a second", p.Label, count(p.Exchanges), cell(p.SpanS), cell(p.RatePerS))
+	line := func(format string, args ...any) {
+		fmt.Fprintln(b, figure.Clip(fmt.Sprintf(format, args...), figure.Width))
+	}
+	line("%s  %s exchanges over %s s, %s a second", p.Label, figure.Count(p.Exchanges), figure.Cell(p.SpanS), figure.Cell(p.RatePerS))
 	if c := p.Counters; c.Seen > 0 {
-		line("seen %s, filtered %s, dropped %s, written %s", count(c.Seen), count(c.Filtered), count(c.Dropped), count(c.Written))
-		for _, k := range sortedKeys(c.Reasons) {
-			line("  left out: %s %s", k, count(c.Reasons[k]))
+		line("seen %s, filtered %s, dropped %s, written %s", figure.Count(c.Seen), figure.Count(c.Filtered), figure.Count(c.Dropped), figure.Count(c.Written))
+		for _, k := range slices.Sorted(maps.Keys(c.Reasons)) {
+			line("  left out: %s %s", k, figure.Count(c.Reasons[k]))
 		}
-		for _, k := range sortedKeys(c.Notes) {
-			line("  noted: %s %s", k, count(c.Notes[k]))
+		for _, k := range slices.Sorted(maps.Keys(c.Notes)) {
+			line("  noted: %s %s", k, figure.Count(c.Notes[k]))
 		}
 	}
 	if p.Exchanges == 0 {
 		line("it is empty: there is no exchange to describe")
 		return b.Flush()
 	}
-	line("arrivals       gaps vary by %s (1 is Poisson)", cell(p.InterarrivalCV))
-	line("               counts disperse by %s at 1 s, %s at 10 s, %s at 60 s", cell(p.IDC.OneS), cell(p.IDC.TenS), cell(p.IDC.SixtyS))
+	line("arrivals       gaps vary by %s (1 is Poisson)", figure.Cell(p.InterarrivalCV))
+	line("               counts disperse by %s at 1 s, %s at 10 s, %s at 60 s", figure.Cell(p.IDC.OneS), figure.Cell(p.IDC.TenS), figure.Cell(p.IDC.SixtyS))
 	line("%-14s%9s%9s%9s%9s%9s%9s", "tokens", "mean", "p50", "p90", "p95", "p99", "max")
 	for _, l := range []struct {
 		name string
 		l    Lengths
 	}{{"input", p.InputTokens}, {"output", p.OutputTokens}} {
-		line("%-14s%9s%9s%9s%9s%9s%9s", l.name, cell(l.l.Mean), cell(l.l.P50), cell(l.l.P90), cell(l.l.P95), cell(l.l.P99), cell(l.l.Max))
+		line("%-14s%9s%9s%9s%9s%9s%9s", l.name, figure.Cell(l.l.Mean), figure.Cell(l.l.P50), figure.Cell(l.l.P90), figure.Cell(l.l.P95), figure.Cell(l.l.P99), figure.Cell(l.l.Max))
 	}
-	line("correlation    pearson %s, spearman %s", cell(p.Pearson), cell(p.Spearman))
+	line("correlation    pearson %s, spearman %s", figure.Cell(p.Pearson), figure.Cell(p.Spearman))
 	if p.Prefix.BlockHitRate.Valid {
-		line("prefix reuse   %s of blocks, %s of tokens with an endless cache", percent(p.Prefix.BlockHitRate), percent(p.Prefix.TokenHitRate))
+		line("prefix reuse   %s of blocks, %s of tokens with an endless cache", figure.Percent(p.Prefix.BlockHitRate), figure.Percent(p.Prefix.TokenHitRate))
 	} else {
 		line("prefix reuse   unknown: the trace has no prefix blocks")
 	}
 	if p.Sessions != nil {
-		line("sessions       %s", count(*p.Sessions))
+		line("sessions       %s", figure.Count(*p.Sessions))
 	}
 	for _, warning := range p.Warnings {
 		line("warning: %s", warning)

@@ -1,14 +1,18 @@
-package analyzer
+package inspect
 
 import (
 	"bufio"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
+	"slices"
 	"sort"
 	"strings"
 
+	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/figure"
 )
 
 // Held lists every distinct string that a trace holds, and where: what a privacy officer reads. Keyed hashes are no strings and are
@@ -22,11 +26,11 @@ type Held struct {
 
 // Strings reads everything in a trace or run that is text: the string columns and lists of its exchanges, its header, its manifest, and the
 // names and labels of scraped series. It holds every distinct string.
-func Strings(r *Run) (Held, error) {
+func Strings(r *analyzer.Run) (Held, error) {
 	h := Held{Schema: 1, Strings: map[string]map[string]int64{}, Hashes: map[string]int64{}}
 	hashes := map[string]map[formats.Hash]struct{}{}
 	fields := stringFields()
-	for x, err := range r.exchanges() {
+	for x, err := range r.Exchanges() {
 		if err != nil {
 			return h, fmt.Errorf("inspect %s: %w", r.Name, err)
 		}
@@ -57,7 +61,7 @@ func Strings(r *Run) (Held, error) {
 	if r.Manifest != nil {
 		h.walk("run.json", reflect.ValueOf(*r.Manifest))
 	}
-	for s, err := range r.serverSamples() {
+	for s, err := range r.ServerSamples() {
 		if err != nil {
 			return h, fmt.Errorf("inspect %s: %w", r.Name, err)
 		}
@@ -146,17 +150,17 @@ func (h Held) walk(place string, v reflect.Value) {
 // Text writes one string a line, by place, the most frequent first. Control characters are quoted.
 func (h Held) Text(w io.Writer) error {
 	b := bufio.NewWriter(w)
-	fmt.Fprintf(b, "%s exchanges hold these strings\n", count(h.Exchanges))
-	for _, place := range sortedKeys(h.Strings) {
-		held := sortedKeys(h.Strings[place])
+	fmt.Fprintf(b, "%s exchanges hold these strings\n", figure.Count(h.Exchanges))
+	for _, place := range slices.Sorted(maps.Keys(h.Strings)) {
+		held := slices.Sorted(maps.Keys(h.Strings[place]))
 		sort.SliceStable(held, func(i, j int) bool { return h.Strings[place][held[i]] > h.Strings[place][held[j]] })
 		fmt.Fprintf(b, "%s (%d distinct)\n", place, len(held))
 		for _, s := range held {
 			fmt.Fprintf(b, "  %8d  %q\n", h.Strings[place][s], s)
 		}
 	}
-	for _, place := range sortedKeys(h.Hashes) {
-		fmt.Fprintf(b, "%s: %s distinct keyed hashes\n", place, count(h.Hashes[place]))
+	for _, place := range slices.Sorted(maps.Keys(h.Hashes)) {
+		fmt.Fprintf(b, "%s: %s distinct keyed hashes\n", place, figure.Count(h.Hashes[place]))
 	}
 	return b.Flush()
 }

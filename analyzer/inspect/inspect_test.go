@@ -1,10 +1,11 @@
-package analyzer
+package inspect
 
 import (
 	"math"
 	"math/rand/v2"
 	"testing"
 
+	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
 )
 
@@ -32,7 +33,7 @@ func TestPublishedTraces(t *testing.T) {
 		}},
 	} {
 		t.Run(c.file, func(t *testing.T) {
-			r, err := OpenRun("../samples/traces/" + c.file + ".parquet")
+			r, err := analyzer.OpenRun("../../samples/traces/" + c.file + ".parquet")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -41,7 +42,7 @@ func TestPublishedTraces(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			p, err := Inspect(r)
+			p, err := Trace(r)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -62,11 +63,13 @@ func lengths(mean, p50, p90, p95, p99, longest float64) Lengths {
 	return Lengths{formats.Of(mean), formats.Of(p50), formats.Of(p90), formats.Of(p95), formats.Of(p99), formats.Of(longest)}
 }
 
-func (l Lengths) figures() []Null { return []Null{l.Mean, l.P50, l.P90, l.P95, l.P99, l.Max} }
+func (l Lengths) figures() []analyzer.Null {
+	return []analyzer.Null{l.Mean, l.P50, l.P90, l.P95, l.P99, l.Max}
+}
 
 // figures are a profile's numbers in the order of its JSON.
-func (p Profile) figures() []Null {
-	all := []Null{p.SpanS, p.RatePerS, p.InterarrivalCV, p.IDC.OneS, p.IDC.TenS, p.IDC.SixtyS}
+func (p Profile) figures() []analyzer.Null {
+	all := []analyzer.Null{p.SpanS, p.RatePerS, p.InterarrivalCV, p.IDC.OneS, p.IDC.TenS, p.IDC.SixtyS}
 	all = append(append(all, p.InputTokens.figures()...), p.OutputTokens.figures()...)
 	return append(all, p.Pearson, p.Spearman, p.Prefix.BlockHitRate, p.Prefix.TokenHitRate, p.TimeQuantumMS)
 }
@@ -87,9 +90,9 @@ func TestInspectDoesNotDependOnStoredOrder(t *testing.T) {
 		xs = append(xs, x)
 	}
 	of := func(xs []*formats.Exchange) Profile {
-		run := RunOf("r", nil, xs, nil)
+		run := analyzer.RunOf("r", nil, xs, nil)
 		run.Header.PrefixBlockSize, run.Header.PrefixBlockUnit, run.Header.PrefixBlockRule = 512, "tokens", "ceil"
-		p, err := Inspect(run)
+		p, err := Trace(run)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -142,12 +145,12 @@ func TestTimeQuantum(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		times []int64
-		want  Null
+		want  analyzer.Null
 	}{
 		{"most shared", []int64{0, 0, 0, 3e9, 3e9, 6e9}, formats.Of(3000.0)},
-		{"half shared", []int64{0, 0, 1e9, 2e9}, Null{}},
-		{"one moment", []int64{5, 5, 5}, Null{}},
-		{"none", nil, Null{}},
+		{"half shared", []int64{0, 0, 1e9, 2e9}, analyzer.Null{}},
+		{"one moment", []int64{5, 5, 5}, analyzer.Null{}},
+		{"none", nil, analyzer.Null{}},
 	} {
 		if got := timeQuantum(c.times); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
