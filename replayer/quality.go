@@ -7,6 +7,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/stats"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // asked is what the trace wanted of an exchange: what the answer is compared with.
@@ -20,6 +21,17 @@ type asked struct {
 
 func askedOf(x *formats.Exchange) asked {
 	a := asked{input: x.InputTokens, output: x.OutputTokens, stream: x.Stream}
+	if drawn := x.Drawn.Or(0); drawn != 0 { // what was not recorded is nothing to be compared with
+		if drawn&formats.DrawnInput != 0 {
+			a.input = none
+		}
+		if drawn&formats.DrawnOutput != 0 {
+			a.output = none
+		}
+		if drawn&formats.DrawnSampling != 0 {
+			a.stream = formats.Null[bool]{}
+		}
+	}
 	a.tokensPer, _ = tokensPerEvent(x)
 	return a
 }
@@ -34,18 +46,19 @@ func tokensPerEvent(x *formats.Exchange) (float64, bool) {
 
 // Quality is how exactly a run was sent and measured. The samples are exact up to 262,144 values.
 type Quality struct {
-	SendLag     stats.Sample // ms, of every request that was written
-	ClientDelay stats.Sample // ms from the kernel's stamp to the read, of every first token with one
-	InputError  stats.Sample // |used - recorded| ÷ recorded input tokens, by the server's count
-	OutputError stats.Sample // |generated - recorded| ÷ recorded output tokens, of completed answers
-	PerEvent    stats.Sample // tokens per event
-	RecordedPer stats.Sample // the same in the recording
-	Events      int64        // token events
-	Coalesced   int64        // of them, those that shared a read with the one before
-	StreamKept  int64        // answers streamed as recorded
-	StreamAsked int64        // answers whose recording says whether it was streamed
-	Aborts      int64        // aborts that were recorded …
-	AbortsKept  int64        // … and those that were replayed; the others' answers ended first
+	SendLag     stats.Sample   // ms, of every request that was written
+	ClientDelay stats.Sample   // ms from the kernel's stamp to the read, of every first token with one
+	InputError  stats.Sample   // |used - recorded| ÷ recorded input tokens, by the server's count
+	OutputError stats.Sample   // |generated - recorded| ÷ recorded output tokens, of completed answers
+	PerEvent    stats.Sample   // tokens per event
+	RecordedPer stats.Sample   // the same in the recording
+	Drawn       schedule.Drawn // rows by what a model drew of them
+	Events      int64          // token events
+	Coalesced   int64          // of them, those that shared a read with the one before
+	StreamKept  int64          // answers streamed as recorded
+	StreamAsked int64          // answers whose recording says whether it was streamed
+	Aborts      int64          // aborts that were recorded …
+	AbortsKept  int64          // … and those that were replayed; the others' answers ended first
 	// Of the answers whose usage says how much of the prompt was cached: prompt tokens, those cached, and those that a cache which
 	// forgets nothing would have had.
 	PrefixInput, PrefixObserved, PrefixExpected int64
@@ -58,6 +71,7 @@ func (q *Quality) limit() {
 }
 
 func (q *Quality) add(x *formats.Exchange, a asked) {
+	q.Drawn.Add(x)
 	if x.SentNS.Valid {
 		q.SendLag.Add(float64(x.SentNS.V)/1e6, 1)
 	}

@@ -58,7 +58,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it).`,
 			if err != nil {
 				return fmt.Errorf("merge: %w", err)
 			}
-			return a.replayed(m, replayFlags{out: out, allowInvalid: allowInvalid})
+			return a.replayed(m, replayFlags{out: out, allowInvalid: allowInvalid}, nil)
 		},
 	}
 	f := c.Flags()

@@ -115,7 +115,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	groupFlags(c,
 		flagGroup{"Target", []string{"target", "balance", "model", "header", "api-key-env", "proxy", "ca-cert", "insecure", "dialect", "request-timeout", "keep-cache", "http", "clock", "scrape", "metrics", "gpu-metrics"}},
 		deployGroup,
-		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread", "shard", "start-at"}},
+		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread", "fill", "shard", "start-at"}},
 		flagGroup{"Phases", []string{"warmup", "cooldown", "saturate", "sessions", "users", "ramp", "think"}},
 		flagGroup{"Requests", []string{"seed", "prompts", "bodies", "endpoint", "output-lengths", "sampling", "aborts"}},
 		flagGroup{"Result", []string{"output", "force", "label", "allow-invalid", "config"}},
@@ -183,7 +183,7 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 	if err != nil {
 		return err
 	}
-	return a.replayed(m, o)
+	return a.replayed(m, o, j.Plan.Warnings)
 }
 
 // options turns the flags into the replayer's.
@@ -245,6 +245,9 @@ func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error
 	sel, err := o.selection(c)
 	jo.Selection, jo.SpreadTicks = sel, o.spread == "uniform"
 	if err := errors.Join(err, o.shards.set(&jo)); err != nil {
+		errs = append(errs, err)
+	}
+	if jo.Fill, err = o.filling(); err != nil {
 		errs = append(errs, err)
 	}
 	if o.timeout <= 0 {
@@ -357,6 +360,9 @@ func printPlan(a *app, p job.Plan) error {
 	_, err := fmt.Fprintf(a.err, "plan: %d requests%s in %v, peak %.0f/s, %d input and %d output tokens\n      target %s (%s), model %s\n      %s; prompts: %s; output lengths: %s\n",
 		p.Requests, warm, p.Duration.Round(time.Millisecond), p.PeakRate, p.InputTokens, p.OutputTokens, strings.Join(p.Targets, " "), p.Dialect, p.Model,
 		strings.Join(endpoints, ", "), prompts, lengths)
+	if d := p.Drawn.String(); err == nil && d != "" {
+		_, err = fmt.Fprintf(a.err, "      drawn from a model, as the trace does not say it: %s\n", d)
+	}
 	for _, w := range p.Warnings {
 		if err == nil {
 			_, err = fmt.Fprintf(a.err, "warning: %s\n", w)
@@ -375,8 +381,8 @@ func progress(l *replayer.Live) (int64, string) {
 	return n, s
 }
 
-// replayed prints what a run came to and turns it into an exit code.
-func (a *app) replayed(m formats.Manifest, o replayFlags) error {
+// replayed prints what a run came to and turns it into an exit code. The plan's warnings have been printed.
+func (a *app) replayed(m formats.Manifest, o replayFlags, planned []string) error {
 	verdict := "valid"
 	switch {
 	case m.Interrupted:
@@ -395,6 +401,9 @@ func (a *app) replayed(m formats.Manifest, o replayFlags) error {
 		return err
 	}
 	for _, w := range m.Warnings {
+		if slices.Contains(planned, w) {
+			continue
+		}
 		if _, err := fmt.Fprintf(a.err, "warning: %s\n", w); err != nil {
 			return err
 		}

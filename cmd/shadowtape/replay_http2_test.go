@@ -19,6 +19,9 @@ import (
 	"github.com/shadowtape/shadowtape/replayer"
 )
 
+// fresh opens a connection for each request: one that is kept may be closed while a request is on its way, which the proxy answers with 502.
+var fresh = &http.Transport{DisableKeepAlives: true}
+
 // secured puts net/http's own server of HTTP/2 over TLS in front of a simulator, and returns its address and certificate file.
 func secured(t *testing.T, target string, two bool) (where, cert string) {
 	t.Helper()
@@ -26,7 +29,7 @@ func secured(t *testing.T, target string, two bool) (where, cert string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &httputil.ReverseProxy{FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(u) }}
+	p := &httputil.ReverseProxy{FlushInterval: -1, Transport: fresh, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(u) }}
 	s := httptest.NewUnstartedServer(p)
 	s.EnableHTTP2, s.Config.ErrorLog = two, log.New(io.Discard, "", 0)
 	s.StartTLS()
@@ -101,7 +104,7 @@ func TestReplayOverHTTP2(t *testing.T) {
 	// Without TLS HTTP/2 is spoken where it is asked for.
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u, _ := url.Parse(sim)
-		(&httputil.ReverseProxy{FlushInterval: -1, Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(u) }}).ServeHTTP(w, r)
+		(&httputil.ReverseProxy{FlushInterval: -1, Transport: fresh, Rewrite: func(p *httputil.ProxyRequest) { p.SetURL(u) }}).ServeHTTP(w, r)
 	}))
 	s.Config.Protocols = new(http.Protocols)
 	s.Config.Protocols.SetUnencryptedHTTP2(true)

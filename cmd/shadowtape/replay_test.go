@@ -379,3 +379,91 @@ func TestReplayWorkload(t *testing.T) {
 		t.Errorf("the old run is gone, though nothing replaced it: %+v", m.Requests)
 	}
 }
+
+// What a trace does not say is drawn, marked in its row, and counted where a reader looks; a batch, which has no times, gets them from
+// a rate or a model.
+func TestReplayDrawsWhatIsMissing(t *testing.T) {
+	url, _ := startSim(t, "--profile", "instant")
+	trace := smallTrace(t, 60, 2*time.Millisecond, func(i int, x *formats.Exchange) {
+		if i%3 == 0 {
+			x.OutputTokens, x.OutputTokensSource = formats.Null[int64]{}, ""
+		}
+	})
+	dir := filepath.Join(t.TempDir(), "run")
+	code, out, errs := shadowtape(t, "replay", trace, "--target", url, "-o", dir, "--allow-invalid")
+	if code != exitGood || strings.Count(errs, "20 output lengths") != 2 || !strings.Contains(errs, "a model drew the rest: 20 output lengths") {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	m, rows := readRun(t, dir)
+	if d, ok := m.Fidelity["drawn"].(map[string]any); !ok || d["output_tokens"] != 20.0 || len(d) != 1 {
+		t.Errorf("fidelity %v", m.Fidelity["drawn"])
+	}
+	for _, x := range rows {
+		if drawn := x.Drawn.V == formats.DrawnOutput; drawn != ((x.SourceID.V-1)%3 == 0) || x.OutputTokens.V < 3 || x.OutputTokens.V > 7 {
+			t.Errorf("row %d: %d tokens, marks %b", x.SourceID.V, x.OutputTokens.V, x.Drawn.V)
+		}
+	}
+	// The same rows are drawn in virtual time.
+	sim := filepath.Join(t.TempDir(), "sim")
+	code, out, errs = shadowtape(t, "simulate", trace, "--profile", "instant", "-o", sim)
+	if code != exitGood || !strings.Contains(errs, "a model drew the rest: 20 output lengths") {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	ms, simulated := readRun(t, sim)
+	if d, ok := ms.Fidelity["drawn"].(map[string]any); !ok || d["output_tokens"] != 20.0 {
+		t.Errorf("fidelity %v", ms.Fidelity)
+	}
+	want := map[int64]int64{}
+	for _, x := range rows {
+		want[x.SourceID.V] = x.OutputTokens.V
+	}
+	for _, x := range simulated {
+		if x.OutputTokens.V != want[x.SourceID.V] {
+			t.Errorf("row %d: %d tokens simulated, %d replayed", x.SourceID.V, x.OutputTokens.V, want[x.SourceID.V])
+		}
+	}
+
+	file := filepath.Join(t.TempDir(), "batch.jsonl")
+	var b strings.Builder
+	for range 40 {
+		b.WriteString(`{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"` + strings.Repeat("word ", 40) + `"}]}}` + "\n")
+	}
+	if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	batch, model := filepath.Join(t.TempDir(), "batch"), filepath.Join(t.TempDir(), "model.json")
+	if code, out, errs = shadowtape(t, "import", "openai-batch", file, "-o", batch); code != exitGood {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	full := smallTrace(t, 400, 5*time.Millisecond, nil)
+	if code, out, errs = shadowtape(t, "fit", full, "-o", model); code != exitGood {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	for _, c := range []struct {
+		args []string
+		bits int64
+		says string
+	}{
+		{[]string{"--rate", "100"}, formats.DrawnArrival, "no model can be made of the others"},
+		{[]string{"--fill", model}, formats.DrawnArrival | formats.DrawnOutput, "40 arrivals, 40 output lengths"},
+		{[]string{"--fill", "none"}, 0, "completed"},
+		{nil, 0, "all due at once"},
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		code, out, errs := shadowtape(t, append([]string{"replay", batch, "--target", url, "-o", dir, "--allow-invalid"}, c.args...)...)
+		if code != exitGood || !strings.Contains(out+errs, c.says) {
+			t.Fatalf("%v: exit %d\n%s%s", c.args, code, out, errs)
+		}
+		_, rows := readRun(t, dir)
+		times := map[int64]bool{}
+		for _, x := range rows {
+			times[x.ArrivalUnixNS] = true
+			if x.Drawn.Or(0) != c.bits {
+				t.Errorf("%v: marks %b", c.args, x.Drawn.V)
+			}
+		}
+		if len(rows) != 40 || (len(times) > 30) != (c.bits&formats.DrawnArrival != 0) {
+			t.Errorf("%v: %d rows at %d times", c.args, len(rows), len(times))
+		}
+	}
+}

@@ -17,6 +17,7 @@ import (
 // scheduleFlags say which part of a trace is played, and when what of it is due. Replay and simulate have them in common.
 type scheduleFlags struct {
 	window, spread, tenant, onlyModel, sessions string
+	fill                                        string
 	thin                                        []string
 	speed, rate                                 float64
 	duration, preroll, ramp, think              time.Duration
@@ -35,12 +36,25 @@ func (f *scheduleFlags) register(fl *pflag.FlagSet, verb string) {
 	fl.StringVar(&f.tenant, "tenant", "", verb+" only this tenant_id (16 hex digits)")
 	fl.StringVar(&f.onlyModel, "only-model", "", verb+" only requests for this recorded model")
 	fl.StringVar(&f.spread, "spread", "none", "uniform: spread arrivals within the ticks of a coarse clock; none: leave them")
+	fl.StringVar(&f.fill, "fill", "auto", "what the trace does not say: auto: draw it from a model of the trace; `MODEL.json`: from this one (which also gives a batch its times); none: leave it")
 	fl.DurationVar(&f.duration, "duration", 0, "end after this time (default: the whole trace)")
 	fl.Int64Var(&f.maxRequests, "max-requests", 0, "end after so many requests (default: all)")
 	fl.StringVar(&f.sessions, "sessions", "absolute", "absolute: turns at their recorded times; think-time: after the previous answer and the recorded think time")
 	fl.IntVar(&f.users, "users", 0, "closed loop: so many users send one request after the other, whatever the recorded times")
 	fl.DurationVar(&f.ramp, "ramp", 0, "over which the users begin")
 	fl.DurationVar(&f.think, "think", 0, "between an answer and the user's next request")
+}
+
+// filling is how what a trace does not say is drawn.
+func (f scheduleFlags) filling() (schedule.Fill, error) {
+	switch f.fill {
+	case "", "auto":
+		return schedule.Fill{}, nil
+	case "none":
+		return schedule.Fill{Off: true}, nil
+	}
+	m, err := readModel(f.fill)
+	return schedule.Fill{Model: m}, err
 }
 
 // generate is how much of a workload model is wanted: what the selection then cuts to size. Its rate is the model's to keep.

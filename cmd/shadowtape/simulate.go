@@ -60,7 +60,7 @@ replay's. The same seed gives the same run.`,
 	fs.DurationVar(&f.sample, "sample", time.Second, "virtual time between samples of the servers' metrics; 0: none")
 	groupFlags(c,
 		flagGroup{"Servers", []string{"profile", "replicas", "route", "pages", "block-size", "max-num-seqs", "token-budget", "slowdown", "noise", "seed"}},
-		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread"}},
+		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread", "fill"}},
 		flagGroup{"Sessions and users", []string{"sessions", "users", "ramp", "think"}},
 		flagGroup{"Result", []string{"output", "force", "label", "sample", "state-log"}},
 	)
@@ -92,7 +92,11 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	if f.users > 0 {
 		sel.Duration = 0 // ends the users, not the requests that they take from
 	}
-	arrivals, speed, err := in.schedule(&sel, f.spread == "uniform")
+	fill, err := f.filling()
+	if err != nil {
+		return err
+	}
+	arrivals, speed, filling, err := in.schedule(&sel, f.spread == "uniform", fill)
 	if err != nil {
 		return err
 	}
@@ -121,7 +125,11 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 		return err
 	}
 	w.SetHeader(in.header)
-	out := virtual.Output{Exchange: w.Write, Server: w.WriteServer}
+	var drawn schedule.Drawn
+	out := virtual.Output{Server: w.WriteServer, Exchange: func(x *formats.Exchange) error {
+		drawn.Add(x)
+		return w.Write(x)
+	}}
 	finish := func() error { return nil }
 	if f.states != "" {
 		if out.Step, finish, err = stateLog(f.states); err != nil {
@@ -132,6 +140,13 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	st, err := virtual.Play(c.Context(), arrivals, o, out)
 	took := time.Since(began)
 	finished(&m, st)
+	if filling != nil {
+		m.Warnings = append(m.Warnings, filling.Warnings...)
+	}
+	if d := drawn.Counts(); len(d) > 0 {
+		m.Fidelity = map[string]any{"drawn": d}
+		m.Warnings = append(m.Warnings, "the trace does not say everything, and a model drew the rest: "+drawn.String())
+	}
 	interrupted := errors.Is(err, context.Canceled)
 	if err != nil {
 		m.Valid, m.Interrupted, m.Invalid = false, interrupted, append(m.Invalid, err.Error())
@@ -145,7 +160,15 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	if err != nil {
 		return err
 	}
-	return a.simulated(f.out, st, took)
+	if err := a.simulated(f.out, st, took); err != nil {
+		return err
+	}
+	for _, w := range m.Warnings {
+		if _, err := fmt.Fprintf(a.err, "warning: %s\n", w); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // finished fills the manifest in with what came of a simulation.
@@ -237,15 +260,22 @@ func openRequests(where string, o workload.Options) (in requests, err error) {
 
 // schedule is what a selection makes of the requests, and how many times as fast they then come. It completes the selection: a model has
 // its rate already, and ticks are looked for where they are to be spread.
-func (in requests) schedule(sel *schedule.Selection, spread bool) (arrivals schedule.Arrivals, speed float64, err error) {
+func (in requests) schedule(sel *schedule.Selection, spread bool, fill schedule.Fill) (arrivals schedule.Arrivals, speed float64, filling *schedule.Filling, err error) {
 	rows, quantum := schedule.FromRows(in.all), time.Duration(in.header.TimeQuantumNS)
 	if in.trace == nil {
 		sel.Rate = 0
 	} else {
-		rows = schedule.FromTrace(in.trace)
+		fill.Seed, fill.Rate = sel.Seed, sel.Rate
+		if filling, err = fill.Lacking(in.trace); err != nil {
+			return nil, 0, nil, err
+		}
+		if filling != nil && filling.Arrivals {
+			sel.Rate = 0 // they are drawn at that rate
+		}
+		rows = filling.Apply(schedule.FromTrace(in.trace))
 		if spread && quantum == 0 {
 			if quantum, err = schedule.Quantum(in.trace); err != nil {
-				return nil, 0, err
+				return nil, 0, nil, err
 			}
 		}
 	}
@@ -257,10 +287,10 @@ func (in requests) schedule(sel *schedule.Selection, spread bool) (arrivals sche
 	}
 	if sel.Rate > 0 {
 		if speed, err = schedule.SpeedFor(sel.Part(rows), sel.Rate); err != nil {
-			return nil, 0, err
+			return nil, 0, nil, err
 		}
 	}
-	return sel.Apply(rows, speed), speed, nil
+	return sel.Apply(rows, speed), speed, filling, nil
 }
 
 // sortByArrival puts rows in the order of their arrivals.

@@ -62,6 +62,9 @@ func fidelity(s *replayer.Stats, p Plan) map[string]any {
 	judge("drops", s.Requests.Scheduled > 0, share("dropped_share", s.Requests.Dropped, s.Requests.Scheduled) <= 0.001)
 	expected, observed := share("prefix_hit_share_expected", q.PrefixExpected, q.PrefixInput), share("prefix_hit_share", q.PrefixObserved, q.PrefixInput)
 	judge("prefix_hits", q.PrefixInput > 0, math.Abs(expected-observed) <= 0.05)
+	if d := q.Drawn.Counts(); len(d) > 0 {
+		f["drawn"] = d
+	}
 	if p.Sessions {
 		f["overlapping_turns"] = s.Overlapped
 	}

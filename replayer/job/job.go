@@ -40,6 +40,7 @@ type Options struct {
 
 	Selection   schedule.Selection  // what of the trace, and at which speed; its Seed is Seed
 	SpreadTicks bool                // spread arrivals within the ticks of the trace's clock, whose length is detected
+	Fill        schedule.Fill       // how what the trace does not say is drawn; its Seed is Seed, its Rate the selection's
 	MaxInFlight int                 // 0: 100,000
 	KeepCache   bool                // do not empty the prefix cache first, nor after the warm-up
 	NoAborts    bool                // let answers come to their end that the recorded client broke off
@@ -63,6 +64,8 @@ type Options struct {
 	WarmRule *WarmRule
 	// Measured is called when the warm-up is over and the measured schedule is about to start; nil: nobody is.
 	Measured func()
+
+	filling *schedule.Filling // nil: nothing is drawn
 
 	ToolVersion string
 	Command     []string // as given, without secrets
@@ -142,6 +145,7 @@ type Plan struct {
 	TokenIDs     bool
 	Forced       bool // output lengths are forced
 	Text         prompt.Calibration
+	Drawn        schedule.Drawn // what of the requests is drawn from a model
 	Warnings     []string
 }
 
@@ -177,7 +181,19 @@ func Prepare(ctx context.Context, o Options) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Trace != nil {
+		o.Fill.Seed, o.Fill.Rate = o.Seed, o.Selection.Rate
+		if o.filling, err = o.Fill.Lacking(o.Trace); err != nil {
+			return nil, fmt.Errorf("look at what %s lacks: %w", o.name(), err)
+		}
+		if o.filling != nil && o.filling.Arrivals {
+			o.Selection.Rate = 0 // they are drawn at that rate
+		}
+	}
 	j := &Job{o: o, client: c}
+	if o.filling != nil {
+		j.Plan.Warnings = append(j.Plan.Warnings, o.filling.Warnings...)
+	}
 	if err := j.prepare(ctx); err != nil {
 		j.Close()
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/replayer"
 	"github.com/shadowtape/shadowtape/replayer/client"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 func (j *Job) manifest(ids string) formats.Manifest {
@@ -88,6 +89,9 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 	}
 	for what, n := range j.prompts.Notes() {
 		warn("%d of %d requests: %s", min(n, s.Requests.Scheduled), s.Requests.Scheduled, noteTexts[what])
+	}
+	if d := &s.Quality.Drawn; *d != (schedule.Drawn{}) {
+		warn("the trace does not say everything, and a model drew the rest: %s", d)
 	}
 	if q := &s.Quality.InputError; q.N() > 0 && q.Quantile(0.5) > 0.01 {
 		warn("prompts are off their recorded length by %.1f %% at the median", 100*q.Quantile(0.5))

@@ -81,6 +81,7 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 			e = endpoint
 		}
 		pl.Endpoints[e]++
+		pl.Drawn.Add(x)
 		if !x.InputTokens.Valid {
 			noInput++
 		}

@@ -44,6 +44,9 @@ func (o *Options) rows(columns ...formats.Column) replayer.Schedule {
 	if o.Source != nil {
 		return schedule.FromRows(o.Source.Rows)
 	}
+	if o.filling != nil { // it looks at all of a row
+		return o.filling.Apply(schedule.FromTrace(o.Trace))
+	}
 	return schedule.FromTrace(o.Trace, columns...)
 }
 
