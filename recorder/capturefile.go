@@ -49,6 +49,7 @@ type captureReader struct {
 	drops    int64 // that the capturing program reported
 	dropSeen map[uint32]int64
 	skipped  int64 // packets without a usable interface
+	sections int   // of a pcapng file, so far: each may be of another machine
 	closer   func()
 }
 
@@ -289,6 +290,7 @@ func (c *captureReader) section() error {
 	}
 	c.base += uint32(len(c.ifaces))
 	c.ifaces = c.ifaces[:0]
+	c.sections++
 	return nil
 }
 

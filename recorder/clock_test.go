@@ -1,6 +1,7 @@
 package recorder
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -60,6 +61,29 @@ func TestClockSetBack(t *testing.T) {
 		}
 		if r := compare(t, fmt.Sprint("set back at packet ", at), clean, got, moved); r.exact != len(clean) {
 			t.Errorf("set back at packet %d: %+v of %d", at, r, len(clean))
+		}
+	}
+}
+
+// TestSectionsHaveClocks: parts of a pcapng file that was put together of others are each in their own time, whichever comes first.
+func TestSectionsHaveClocks(t *testing.T) {
+	a, b := traffic(9, 3, 2, 5), traffic(10, 3, 2, 5)
+	for i := range b {
+		b[i].at -= 3600e9
+	}
+	got, st := recordBytes(t, append(pcapng(binary.LittleEndian, a, 1e6, nil), pcapng(binary.LittleEndian, b, 1e6, nil)...))
+	if len(got) != 12 || st.Notes["clock_steps"]+st.Notes["packets_of_wrong_time"] != 0 {
+		t.Fatalf("%d rows, %v", len(got), st.Notes)
+	}
+	for _, part := range [][]frame{a, b} {
+		n := 0
+		for _, x := range got {
+			if x.ArrivalUnixNS >= part[0].at-1000 && x.ArrivalUnixNS <= part[len(part)-1].at {
+				n++
+			}
+		}
+		if n != 6 {
+			t.Errorf("%d of 6 rows are in the time of their section", n)
 		}
 	}
 }

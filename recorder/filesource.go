@@ -120,15 +120,16 @@ func merge(a, b SourceStats) SourceStats {
 
 // captureFile is one of the files, with its next packet.
 type captureFile struct {
-	name   string
-	index  int
-	first  int64
-	file   io.Closer
-	reader *captureReader
-	p      packet
-	err    error // there are no more packets
-	clock  clockGuard
-	ended  error // of the reader: packets may still wait
+	name    string
+	index   int
+	first   int64
+	file    io.Closer
+	reader  *captureReader
+	p       packet
+	err     error // there are no more packets
+	clock   clockGuard
+	ended   error // of the reader: packets may still wait
+	section int
 }
 
 // open opens a file and reads its first packet.
@@ -162,9 +163,12 @@ func (c *captureFile) next() {
 			c.err = c.ended
 			return
 		}
-		if c.ended = c.reader.next(&c.p); c.ended != nil {
+		c.ended = c.reader.next(&c.p)
+		if c.ended != nil || c.reader.sections != c.section {
 			c.clock.end()
-		} else if c.clock.take(&c.p) {
+			c.clock.known, c.section = false, c.reader.sections // another section, another clock
+		}
+		if c.ended == nil && c.clock.take(&c.p) {
 			break
 		}
 	}
