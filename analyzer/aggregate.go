@@ -89,7 +89,7 @@ var aggregates = []Aggregate{
 		Part: countIs(countDropped), Share: countScheduled,
 		Of: func(w *Window) (float64, bool) { return share(w.Requests.Dropped, w.Requests.Scheduled, true) },
 	}, {
-		Name: "capacity", Unit: "tokens/s/GPU", Better: "higher", Definition: "output tokens per second and GPU while the service was saturated: in the replay's --saturate phase, else while the server's queue was never empty (a twentieth of the run at least). The highest rate within an SLO is of several runs (analyze RUN… --slo)",
+		Name: "capacity", Unit: "tokens/s/GPU", Better: "higher", Definition: "output tokens per second and GPU while the service was saturated: in the replay's --saturate phase, else in the longest stretch in which the server's queue was never empty (a twentieth of the run at least). The highest rate within an SLO is of several runs (analyze RUN… --slo)",
 		Of: func(w *Window) (float64, bool) {
 			return w.CapacityRate.V / float64(max(w.GPUs, 1)), w.CapacityRate.Valid
 		},

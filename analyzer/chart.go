@@ -357,8 +357,9 @@ func chartServer(r *Run, w *Window, c *Charts) error {
 	levels := map[engineSeries][]level{}
 	queue := map[engineSeries]float64{} // of each engine, now
 	c.queue = make(Points, ChartBins)
+	stands := make([]float64, ChartBins) // the last reading of each interval
 	for i := range c.queue {
-		c.queue[i] = math.NaN()
+		c.queue[i], stands[i] = math.NaN(), math.NaN()
 	}
 	err := r.readings(func(unixNS int64, target string, all []promtext.Reading) {
 		for _, g := range all {
@@ -381,8 +382,11 @@ func chartServer(r *Run, w *Window, c *Charts) error {
 			levels[key][i].sum += g.Value
 			levels[key][i].n++
 		}
-		if total := sumValues(queue); len(queue) > 0 && !(c.queue[i] <= total) {
-			c.queue[i] = total
+		if len(queue) > 0 {
+			stands[i] = sumValues(queue)
+			if !(c.queue[i] <= stands[i]) {
+				c.queue[i] = stands[i]
+			}
 		}
 	})
 	if err != nil {
@@ -390,7 +394,7 @@ func chartServer(r *Run, w *Window, c *Charts) error {
 	}
 	for i := 1; i < ChartBins; i++ { // a gauge stands until its next reading
 		if math.IsNaN(c.queue[i]) {
-			c.queue[i] = c.queue[i-1]
+			c.queue[i], stands[i] = stands[i-1], stands[i-1]
 		}
 	}
 	for quantity, name := range names {

@@ -2,8 +2,6 @@ package analyzer
 
 import "github.com/shadowtape/shadowtape/internal/figure"
 
-import "math"
-
 // Cost is what output tokens cost at the rate that was measured. Below saturation it is the price of idle GPUs too: the cost at the highest
 // rate within the SLO is the capacity's.
 type Cost struct {
@@ -80,11 +78,11 @@ func gpusOf(r *Run, o Options, watched int) int {
 	return watched
 }
 
-// fewestSaturated is in how many of a chart's intervals the server must have had a queue for their rate to be called its capacity.
+// fewestSaturated is for how many of a chart's intervals in a row the server must have had a queue for their rate to be called its capacity.
 const fewestSaturated = ChartBins / 20
 
-// saturatedRate is the output tokens per second of a saturated service: what the replay's own phase found, else the mean over the intervals
-// in which every reading of the server's queue was at least one; null where there were too few.
+// saturatedRate is the output tokens per second of a saturated service: what the replay's own phase found, else the mean over the longest
+// stretch in which every reading of the server's queue was at least one; null where it was too short.
 func saturatedRate(r *Run, c *Charts) Null {
 	if r.Manifest != nil {
 		if phase, ok := r.Manifest.Fidelity["capacity"].(map[string]any); ok {
@@ -97,15 +95,19 @@ func saturatedRate(r *Run, c *Charts) Null {
 		return Null{}
 	}
 	output := c.Time["output_rate"]
-	sum, n := 0.0, 0
-	for i, waiting := range c.queue {
-		if waiting >= 1 && i < len(output) && !math.IsNaN(output[i]) {
-			sum += output[i]
-			n++
+	var longest Points
+	from := 0
+	for i := 0; i <= len(output); i++ {
+		if i < len(output) && i < len(c.queue) && c.queue[i] >= 1 && finite(output[i]) {
+			continue
 		}
+		if i-from > len(longest) {
+			longest = output[from:i]
+		}
+		from = i + 1
 	}
-	if n < fewestSaturated {
+	if len(longest) < fewestSaturated {
 		return Null{}
 	}
-	return figure.Known(sum / float64(n))
+	return figure.Known(sumOf(longest) / float64(len(longest)))
 }
