@@ -32,7 +32,8 @@ var layers = map[string][]string{
 var only = map[string][]string{
 	"github.com/google/gopacket":       {"recorder"},
 	"github.com/parquet-go/parquet-go": {"formats"},
-	"github.com/klauspost/compress":    {"formats", "recorder", "internal/openai"},
+	"github.com/klauspost/compress":    {"formats", "recorder", "internal/openai", "internal/experiment"},
+	"google.golang.org/protobuf":       {"internal/experiment"},
 	"github.com/andybalholm/brotli":    {"recorder", "internal/openai"},
 	"github.com/vbauerster/mpb/v8":     {"internal/term"},
 	"github.com/NVIDIA/go-nvml":        {"internal/gpu"},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ type judgeFlags struct {
 	minSamples                     int
 	allowInvalid                   bool
 	md, junit, openmetrics, influx string
+	remoteWrite, pushTokenEnv      string
 }
 
 // add registers the flags.
@@ -37,13 +39,15 @@ func (j *judgeFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&j.md, "md", "", "write the verdict as Markdown, for a pull request comment")
 	f.StringVar(&j.junit, "junit", "", "write it as JUnit XML")
 	f.StringVar(&j.openmetrics, "openmetrics", "", "write it as OpenMetrics text (node_exporter's textfile collector reads it)")
-	f.StringVar(&j.influx, "influx", "", "write it in InfluxDB's line protocol")
+	f.StringVar(&j.influx, "influx", "", "write it in InfluxDB's line protocol, to a file or to an address such as http://host:8086/write?db=perf")
+	f.StringVar(&j.remoteWrite, "remote-write", "", "send it to a Prometheus remote-write receiver, such as http://host:9090/api/v1/write")
+	f.StringVar(&j.pushTokenEnv, "push-token-env", "", "environment variable with the token for --remote-write and --influx addresses")
 }
 
 // judgeNames are the flags of add, for help.
 var (
 	judgeHow   = []string{"rules", "tolerance", "policy", "db", "history", "min-samples"}
-	judgeWhere = []string{"json", "md", "html", "junit", "openmetrics", "influx"}
+	judgeWhere = []string{"json", "md", "html", "junit", "openmetrics", "influx", "remote-write", "push-token-env"}
 )
 
 // parseDays reads a duration that may be in days: 30d, 12h, 0.
@@ -92,6 +96,12 @@ func (j *judgeFlags) resolve() (out judging, err error) {
 	if out.window, err = parseDays(j.window); err != nil {
 		return usage(fmt.Errorf("--history: %w", err))
 	}
+	if j.remoteWrite != "" && !experiment.IsURL(j.remoteWrite) {
+		return usage(errors.New("--remote-write is no http or https URL"))
+	}
+	if j.pushTokenEnv != "" && os.Getenv(j.pushTokenEnv) == "" {
+		return usage(fmt.Errorf("--push-token-env: %s is not set", j.pushTokenEnv))
+	}
 	if j.minSamples < 0 {
 		return usage(errors.New("--min-samples is negative"))
 	}
@@ -135,17 +145,42 @@ func (a *app) reportVerdict(r experiment.Report, j judgeFlags, asJSON bool) erro
 	if err != nil {
 		return err
 	}
+	influx := j.influx
+	if experiment.IsURL(influx) {
+		influx = ""
+	}
 	for _, out := range []struct {
 		path  string
 		write func(io.Writer) error
-	}{{j.md, r.Markdown}, {j.junit, r.JUnit}, {j.openmetrics, r.OpenMetrics}, {j.influx, func(w io.Writer) error { return r.Influx(w, time.Now()) }}} {
+	}{{j.md, r.Markdown}, {j.junit, r.JUnit}, {j.openmetrics, r.OpenMetrics}, {influx, func(w io.Writer) error { return r.Influx(w, time.Now()) }}} {
 		if out.path != "" {
 			if err := writeFile(out.path, out.write); err != nil {
 				return err
 			}
 		}
 	}
+	a.push(&r, j)
 	return verdictExit(r.Verdict)
+}
+
+// push sends a verdict to the databases that the flags name. One that cannot be reached is a warning: it changes no verdict.
+func (a *app) push(r *experiment.Report, j judgeFlags) {
+	p := experiment.Pusher{Agent: "shadowtape/" + version}
+	if j.pushTokenEnv != "" {
+		p.Token = os.Getenv(j.pushTokenEnv)
+	}
+	now := time.Now()
+	for _, to := range []struct {
+		address string
+		send    func(context.Context, string, *experiment.Report, time.Time) error
+	}{{j.remoteWrite, p.RemoteWrite}, {j.influx, p.Influx}} {
+		if to.address == j.influx && !experiment.IsURL(j.influx) || to.address == "" {
+			continue
+		}
+		if err := to.send(context.Background(), to.address, r, now); err != nil {
+			fmt.Fprintf(a.err, "warning: %s\n", oneLine(err.Error()))
+		}
+	}
 }
 
 // writeFile writes a whole file or none.

@@ -3,9 +3,13 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/shadowtape/shadowtape/internal/experiment/history"
@@ -202,6 +206,40 @@ func TestGateRefuses(t *testing.T) {
 	} {
 		if code, _, errs := invoke(c.args...); code != exitUsage || !strings.Contains(errs, c.says) {
 			t.Errorf("%s: exit %d: %s", name, code, errs)
+		}
+	}
+}
+
+// TestVerdictIsPushed: a verdict goes to both kinds of database; one that refuses is a warning and changes nothing.
+func TestVerdictIsPushed(t *testing.T) {
+	var mu sync.Mutex
+	got := map[string]string{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		defer mu.Unlock()
+		got[r.URL.String()] = r.Header.Get("Authorization")
+		if len(b) == 0 || r.URL.Path == "/refuses" {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	defer s.Close()
+	a, b := launches(t, 5, 1), launches(t, 5, 1.2)
+	args := append(append(append(append([]string{"diff", "--base"}, a...), "--candidate"), b...), "--push-token-env", "PUSH_TEST_TOKEN")
+	t.Setenv("PUSH_TEST_TOKEN", "hush")
+	code, _, errs := invoke(append(args, "--remote-write", s.URL+"/api/v1/write", "--influx", s.URL+"/write?db=perf")...)
+	if code != exitWorse || errs != "" || got["/api/v1/write"] != "Bearer hush" || got["/write?db=perf"] != "Token hush" {
+		t.Errorf("exit %d, %s, %v", code, errs, got)
+	}
+	code, _, errs = invoke(append(args, "--remote-write", s.URL+"/refuses")...)
+	if code != exitWorse || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "warning: remote write to 127.0.0.1:") || !strings.Contains(errs, "HTTP 403") {
+		t.Errorf("refused: exit %d, %s", code, errs)
+	}
+	for _, bad := range [][]string{{"--remote-write", "somewhere"}, {"--push-token-env", "PUSH_TEST_UNSET"}} {
+		if code, _, errs := invoke(append(args, bad...)...); code != exitUsage || !strings.Contains(errs, bad[0]) {
+			t.Errorf("%v: exit %d, %s", bad, code, errs)
 		}
 	}
 }

@@ -79,7 +79,8 @@ func (r *Report) OpenMetrics(w io.Writer) error {
 // Influx writes the report in InfluxDB's line protocol, one line for each metric, all at one time.
 func (r *Report) Influx(w io.Writer, at time.Time) error {
 	b := &strings.Builder{}
-	tag := strings.NewReplacer(",", `\,`, "=", `\=`, " ", `\ `, "\n", `\ `)
+	tag := strings.NewReplacer(`\`, "/", // the protocol cannot say a backslash before what it escapes
+		",", `\,`, "=", `\=`, " ", `\ `, "\n", `\ `)
 	groups := map[string][]sample{}
 	var order []string
 	for _, s := range r.samples() {
