@@ -233,19 +233,6 @@ func TestReplayDeployWarmsUp(t *testing.T) {
 	}
 }
 
-func TestUnsteady(t *testing.T) {
-	flat, rising, step := []float64{}, []float64{}, []float64{}
-	for i := range 120 {
-		flat = append(flat, 60+float64(i%2))
-		rising = append(rising, 40+float64(i)/3)
-		step = append(step, map[bool]float64{true: 1980, false: 1755}[i < 100])
-	}
-	got := unsteady([]gpu.Course{{UUID: "a", TemperatureC: flat, SMClockMHz: flat}, {UUID: "b", TemperatureC: rising, SMClockMHz: step}, {UUID: "c"}, {UUID: "d", TemperatureC: flat[:10]}})
-	if want := []string{"temperature of b", "SM clock of b", "temperature of d"}; !slices.Equal(got, want) {
-		t.Error(got)
-	}
-}
-
 func readManifest(t *testing.T, run string) formats.Manifest {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(run, "run.json"))
@@ -433,6 +420,7 @@ pull: never
 command: [sim, --listen, ":${port}", --profile, instant, --ttft, "${matrix.ttft}", --itl, 1ms]
 dialect: sim
 health: {path: "${matrix.path}", timeout: 8s, interval: 50ms}
+warm_up: {requests: 5, duration: 0s, steady: false}
 stop: 2s
 `)
 	matrix := write(t, filepath.Join(dir, "matrix.yaml"), "deploy: cell.yaml\nmatrix: {input: [16], output: [4], rate: [50], ttft: [1ms, 30ms], path: [/health, /never]}\nexclude: [{ttft: 30ms, path: /never}]\nrequests: 20\n")

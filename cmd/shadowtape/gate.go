@@ -29,7 +29,7 @@ import (
 type gateFlags struct {
 	base, candidate, trace, out, tier string
 	budget, duration                  time.Duration
-	each                              time.Duration
+	each, rateStep                    time.Duration
 	speed                             float64
 	maxRequests                       int64
 	pairs, warmUp, saturate           int
@@ -63,17 +63,18 @@ docs/GATE.md explains the test and says how often it is wrong. --aa runs the bas
 	f.StringVar(&o.base, "base", "", "deployment file of the base")
 	f.StringVar(&o.candidate, "candidate", "", "deployment file of the candidate")
 	f.StringVar(&o.trace, "trace", "", "trace to replay")
-	f.StringVar(&o.tier, "tier", "nightly", "nightly: launches in pairs; pr: three candidate launches against the history alone")
+	f.StringVar(&o.tier, "tier", "nightly", "nightly: launches in pairs, with --slo also the highest rate within it; pr: three candidate launches against the history alone")
 	f.BoolVar(&o.aa, "aa", false, "run the base against itself")
 	f.DurationVar(&o.budget, "budget", 0, "time that all launches may take (default: as long as it takes)")
 	f.IntVar(&o.pairs, "pairs", 0, "pairs at most (default: 8, the last look)")
-	f.DurationVar(&o.each, "launch-time", 0, "what one launch is expected to take, for the plan (default: the replay and two minutes)")
+	f.DurationVar(&o.each, "launch-time", 0, "what one launch is expected to take, for the plan (default: the replay, the warm-up and a minute)")
 	f.BoolVar(&o.plan, "plan", false, "print the plan and stop")
 	f.Float64Var(&o.speed, "speed", 1, "replay so many times as fast")
 	f.DurationVar(&o.duration, "duration", 0, "end arrivals after this time (default: the whole trace)")
 	f.Int64Var(&o.maxRequests, "max-requests", 0, "end after so many requests (default: all)")
-	f.IntVar(&o.warmUp, "warm-up", 100, "requests replayed and thrown away after each start")
+	f.IntVar(&o.warmUp, "warm-up", -1, "requests replayed and thrown away after each start; -1: as warm_up of the deployment file says")
 	f.IntVar(&o.saturate, "saturate", 500, "requests sent at once to measure the capacity; 0: none")
+	f.DurationVar(&o.rateStep, "rate-step", 30*time.Second, "nightly with --slo: how long each rate is tried in the search for the highest one within it, about eight a launch; 0: none")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the prompts, the same for all launches")
 	f.StringVar(&o.judge.slo, "slo", "", "limits to gate the attainment of, such as ttft=500ms,tpot=50ms")
 	f.BoolVar(&o.judge.allowInvalid, "allow-invalid", false, "take invalid runs as they are")
@@ -91,7 +92,7 @@ docs/GATE.md explains the test and says how often it is wrong. --aa runs the bas
 	f.StringVar(&o.onRegression, "on-regression", "", "run this command on a regression, never on invalid or inconclusive; SHADOWTAPE_REPORT names the report")
 	groupFlags(c,
 		flagGroup{"Experiment", []string{"base", "candidate", "aa", "trace", "tier", "budget", "pairs", "plan", "launch-time"}},
-		flagGroup{"Each launch", []string{"warm-up", "saturate", "speed", "duration", "max-requests", "seed", "set", "exclusive", "wait", "engine", "lock-dir"}},
+		flagGroup{"Each launch", []string{"warm-up", "saturate", "rate-step", "speed", "duration", "max-requests", "seed", "set", "exclusive", "wait", "engine", "lock-dir"}},
 		flagGroup{"Verdict", append([]string{"slo", "allow-invalid"}, judgeHow...)},
 		flagGroup{"Result", append([]string{"output", "record", "commit", "branch", "team", "notify", "on-regression"}, judgeWhere...)},
 	)
@@ -130,7 +131,7 @@ func (o *gateFlags) check() error {
 	if o.record && o.judge.db == "" {
 		bad("--record needs --db")
 	}
-	if !(o.speed > 0) || o.budget < 0 || o.duration < 0 || o.maxRequests < 0 || o.pairs < 0 || o.warmUp < 0 || o.saturate < 0 || o.each < 0 {
+	if !(o.speed > 0) || o.budget < 0 || o.duration < 0 || o.maxRequests < 0 || o.pairs < 0 || o.warmUp < -1 || o.saturate < 0 || o.each < 0 || o.rateStep < 0 {
 		bad("a speed that is not positive, or a negative number")
 	}
 	return errors.Join(errs...)
@@ -154,12 +155,15 @@ func (a *app) gate(c *cobra.Command, o gateFlags) (err error) {
 		return err
 	}
 	live.SLO = g.slo
+	if o.tier == "nightly" && len(g.slo) > 0 {
+		live.Rates.Step = o.rateStep
+	}
 	span := time.Duration(trace.Header.EndUnixNS - trace.Header.StartUnixNS)
 	if span = time.Duration(float64(span) / o.speed); o.duration > 0 {
 		span = min(span, o.duration)
 	}
 	if o.each == 0 {
-		o.each = span + 2*time.Minute
+		o.each = span + time.Minute + live.Expected() + experiment.RateSteps*live.Rates.Step
 	}
 	resumed, err := live.Claim(o.base, o.candidate)
 	if err != nil {
@@ -222,7 +226,7 @@ func (o *gateFlags) live(a *app, c *cobra.Command, trace *formats.Trace) (*exper
 		}
 	}
 	return &experiment.Live{
-		Dir: filepath.Clean(o.out), Base: files[0], Candidate: files[1], Start: d.options(a, "gate"), WarmUp: o.warmUp, Saturate: o.saturate,
+		Dir: filepath.Clean(o.out), Base: files[0], Candidate: files[1], Start: d.options(a, "gate"), WarmUp: o.warmUp, Warming: (&startLine{a: a}).warming, Saturate: o.saturate,
 		Job: job.Options{Trace: trace, Seed: o.seed, ToolVersion: readBuildInfo().Version, Command: commandLine(c),
 			Selection: schedule.Selection{Speed: o.speed, Duration: o.duration, MaxRequests: o.maxRequests}},
 	}, nil
@@ -280,6 +284,7 @@ func (a *app) gated(o gateFlags, r experiment.Report, sides experiment.Sides, db
 			return err
 		}
 	}
+	o.judge.annotate = o.candidate
 	verdictErr := a.reportVerdict(r, o.judge, o.json)
 	if r.Verdict != verdict.Regressed || o.aa {
 		return verdictErr

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -20,16 +22,24 @@ func TestGateEndToEnd(t *testing.T) {
 		t.Skip("skipped by -short: starts three servers")
 	}
 	path, trace, dir := program(t), shortTrace(t), t.TempDir()
-	base := write(t, filepath.Join(dir, "base.yaml"), "process: [\"${self}\", sim, --listen, \"127.0.0.1:${port}\", --ttft, 20ms, --itl, 4ms]\ndialect: sim\n")
-	slow := write(t, filepath.Join(dir, "slow.yaml"), "process: [\"${self}\", sim, --listen, \"127.0.0.1:${port}\", --ttft, 20ms, --itl, 12ms]\ndialect: sim\n")
+	file := func(name, itl string) string {
+		return write(t, filepath.Join(dir, name+".yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}", --ttft, 20ms, --itl, `+itl+`, --emission-log, "`+filepath.Join(dir, name+".log")+`"]
+dialect: sim
+warm_up: {requests: 30, duration: 0s, steady: false}
+`)
+	}
+	base, slow := file("base", "2ms"), file("slow", "14ms")
 	out, db := filepath.Join(dir, "gate"), filepath.Join(dir, "history")
-	args := []string{"gate", "--base", base, "--candidate", slow, "--trace", trace, "--pairs", "1", "--policy", "threshold:50%", "--warm-up", "2", "--saturate", "8", "--allow-invalid", "--db", db, "-o", out, "--md", filepath.Join(dir, "c.md")}
+	args := []string{"gate", "--base", base, "--candidate", slow, "--trace", trace, "--pairs", "1", "--policy", "threshold:50%", "--saturate", "8", "--speed", "10", "--max-requests", "30", "--allow-invalid", "--db", db, "-o", out, "--md", filepath.Join(dir, "c.md")}
 	if code, _, errs := separately(t, path, nil, append(args, "--plan")...); code != exitGood || !strings.Contains(errs, "1 pairs at most") {
 		t.Fatalf("plan: exit %d\n%s", code, errs)
 	}
 	code, text, errs := separately(t, path, nil, args...)
 	if code != exitWorse || !strings.Contains(text, "tpot") || !strings.Contains(text, "deployment.command") {
 		t.Fatalf("gate: exit %d\n%s%s", code, text, errs)
+	}
+	if log, err := os.ReadFile(filepath.Join(dir, "base.log")); err != nil || strings.Count(string(log), "\n") < 30+8+30 {
+		t.Errorf("the base served %d requests, %v: the warm-up of its file is not among them", strings.Count(string(log), "\n"), err)
 	}
 	for _, f := range []string{"gate.json", "report.json", "p01-base/run.json", "p01-base-saturated/run.json", "p01-candidate.candidate.log"} {
 		if _, err := os.Stat(filepath.Join(out, f)); err != nil {
@@ -44,8 +54,47 @@ func TestGateEndToEnd(t *testing.T) {
 	if code != exitWorse || strings.Count(errs, "there already") != 1 || strings.Count(errs, "launching") != 1 {
 		t.Errorf("again: exit %d\n%s", code, errs)
 	}
-	if code, _, errs = separately(t, path, nil, append(args, "--speed", "2")...); code != exitFailed || !strings.Contains(errs, "other options") {
+	if code, _, errs = separately(t, path, nil, append(args, "--speed", "4")...); code != exitFailed || !strings.Contains(errs, "other options") {
 		t.Errorf("other options: exit %d\n%s", code, errs)
+	}
+}
+
+// TestSweepDeploys: each cell is a launch of its own, warmed up as its file says; one that never gets healthy is a failed row.
+func TestSweepDeploys(t *testing.T) {
+	path, dir := program(t), t.TempDir()
+	write(t, filepath.Join(dir, "cell.yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}", --profile, instant, --ttft, "${matrix.ttft}", --emission-log, "`+dir+`/${matrix.ttft}.log"]
+dialect: sim
+health: {path: "${matrix.path}", interval: 20ms, timeout: 3s}
+warm_up: {requests: 25, duration: 0s, steady: false}
+`)
+	matrix := write(t, filepath.Join(dir, "matrix.yaml"), "deploy: cell.yaml\nmatrix: {input: [16], output: [4], rate: [50], ttft: [1ms, 30ms], path: [/health, /never]}\nexclude: [{ttft: 30ms, path: /never}]\nrequests: 10\n")
+	code, out, errs := separately(t, path, nil, "sweep", matrix, "-o", filepath.Join(dir, "sweep"), "--json", "--allow-invalid")
+	var table struct {
+		Results []struct {
+			Values map[string]string
+			Error  string
+			Run    string
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &table); err != nil || len(table.Results) != 3 || code != exitGood {
+		t.Fatalf("exit %d, %v\n%s%s", code, err, out, errs)
+	}
+	targets := map[string]bool{}
+	for _, r := range table.Results {
+		if r.Values["path"] == "/never" {
+			if !strings.Contains(r.Error, "is not healthy after 3s") {
+				t.Errorf("%+v", r)
+			}
+			continue
+		}
+		m := manifest(t, filepath.Join(dir, "sweep", r.Run))
+		targets[m.Targets[0]] = true
+		if w, ok := m.Options["warmup"].(map[string]any); r.Error != "" || !ok || w["answers"].(float64) < 25 {
+			t.Errorf("%+v, warm-up %v", r, m.Options["warmup"])
+		}
+	}
+	if len(targets) != 2 {
+		t.Errorf("launches %v", targets)
 	}
 }
 
@@ -54,8 +103,7 @@ func TestAlarm(t *testing.T) {
 	status := http.StatusOK
 	got := ""
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		b := make([]byte, r.ContentLength)
-		r.Body.Read(b)
+		b, _ := io.ReadAll(r.Body)
 		got = string(b)
 		w.WriteHeader(status)
 	}))

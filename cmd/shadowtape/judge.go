@@ -26,6 +26,7 @@ type judgeFlags struct {
 	allowInvalid                   bool
 	md, junit, openmetrics, influx string
 	remoteWrite, pushTokenEnv      string
+	annotations, annotate          string
 }
 
 // add registers the flags.
@@ -38,6 +39,7 @@ func (j *judgeFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&j.minSamples, "min-samples", 5000, "requests of a run below which the report says so")
 	f.StringVar(&j.md, "md", "", "write the verdict as Markdown, for a pull request comment")
 	f.StringVar(&j.junit, "junit", "", "write it as JUnit XML")
+	f.StringVar(&j.annotations, "annotations", "", "write it as workflow commands of GitHub Actions, an annotation for each gated metric that changed or is undecided")
 	f.StringVar(&j.openmetrics, "openmetrics", "", "write it as OpenMetrics text (node_exporter's textfile collector reads it)")
 	f.StringVar(&j.influx, "influx", "", "write it in InfluxDB's line protocol, to a file or to an address such as http://host:8086/write?db=perf")
 	f.StringVar(&j.remoteWrite, "remote-write", "", "send it to a Prometheus remote-write receiver, such as http://host:9090/api/v1/write")
@@ -47,7 +49,7 @@ func (j *judgeFlags) add(f *pflag.FlagSet) {
 // judgeNames are the flags of add, for help.
 var (
 	judgeHow   = []string{"rules", "tolerance", "policy", "db", "history", "min-samples"}
-	judgeWhere = []string{"json", "md", "html", "junit", "openmetrics", "influx", "remote-write", "push-token-env"}
+	judgeWhere = []string{"json", "md", "html", "junit", "annotations", "openmetrics", "influx", "remote-write", "push-token-env"}
 )
 
 // parseDays reads a duration that may be in days: 30d, 12h, 0.
@@ -152,7 +154,7 @@ func (a *app) reportVerdict(r experiment.Report, j judgeFlags, asJSON bool) erro
 	for _, out := range []struct {
 		path  string
 		write func(io.Writer) error
-	}{{j.md, r.Markdown}, {j.junit, r.JUnit}, {j.openmetrics, r.OpenMetrics}, {influx, func(w io.Writer) error { return r.Influx(w, time.Now()) }}} {
+	}{{j.md, r.Markdown}, {j.junit, r.JUnit}, {j.annotations, func(w io.Writer) error { return r.Annotations(w, j.annotate) }}, {j.openmetrics, r.OpenMetrics}, {influx, func(w io.Writer) error { return r.Influx(w, time.Now()) }}} {
 		if out.path != "" {
 			if err := writeFile(out.path, out.write); err != nil {
 				return err

@@ -195,3 +195,48 @@ func TestSystemdUnit(t *testing.T) {
 	}
 	t.Error("no ExecStart")
 }
+
+// TestCISamples: every flag that the samples for CI and roll-outs give to shadowtape is one of the verb's.
+func TestCISamples(t *testing.T) {
+	calls := 0
+	for _, name := range []string{"argo/analysis.yaml", "argo/recordings.yaml", "github/action/action.yml", "github/workflows/performance.yml", "gitlab/.gitlab-ci.yml"} {
+		b, err := os.ReadFile(filepath.Join("..", "..", "samples", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for d := yaml.NewDecoder(bytes.NewReader(b)); ; {
+			var v any
+			if err := d.Decode(&v); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		text := strings.NewReplacer("\\\n", " ", `"$SHADOWTAPE"`, "shadowtape").Replace(string(b))
+		for line := range strings.Lines(text) {
+			_, call, ok := strings.Cut(line, "shadowtape ")
+			words := strings.Fields(call)
+			if !ok || len(words) < 2 || strings.Contains(words[0], ",") || !strings.Contains(line, "--") && words[0] != "diff" {
+				continue
+			}
+			verb := words[:1]
+			if words[0] == "history" || words[0] == "baseline" {
+				verb = words[:2]
+			}
+			code, help, _ := invoke(append(slices.Clone(verb), "--help")...)
+			if code != exitGood {
+				t.Errorf("%s: there is no verb %v", name, verb)
+				continue
+			}
+			calls++
+			for _, w := range words[1:] {
+				if flag, ok := strings.CutPrefix(w, "--"); ok && !strings.Contains(help, "--"+flag) {
+					t.Errorf("%s: %v has no --%s", name, verb, flag)
+				}
+			}
+		}
+	}
+	if calls < 8 {
+		t.Errorf("%d calls were found", calls)
+	}
+}

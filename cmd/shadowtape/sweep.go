@@ -68,7 +68,7 @@ interrupted.`,
 	f.DurationVar(&o.timeout, "timeout", 0, "of a run, starts left out (default: 10m)")
 	f.IntVar(&o.repeats, "repeats", 0, "runs of a cell, each a fresh launch where one is made; figures are medians (default: 1, in a search 3)")
 	f.StringVar(&o.arrival, "arrival", "", "poisson, constant, gamma:cv=2 and what else synth knows (default: poisson)")
-	f.Int64Var(&o.warmUp, "warm-up", 0, "requests before each run that do not count")
+	f.Int64Var(&o.warmUp, "warm-up", 0, "requests before each run that do not count (default: as warm_up of the deployment file says; none with --target)")
 	f.Int64Var(&o.seed, "seed", 0, "seed of arrivals and prompts (default: 1)")
 	f.StringVar(&o.model, "model", "", "model to ask for (default: the first that the server lists)")
 	f.StringVarP(&o.out, "out", "o", "", "directory of the sweep")
@@ -157,7 +157,7 @@ func (o *sweepFlags) matrix(fs *pflag.FlagSet, args []string) (*sweep.Matrix, er
 		m.Arrival = o.arrival
 	}
 	if fs.Changed("warm-up") {
-		m.WarmUp = o.warmUp
+		m.WarmUp = &o.warmUp
 	}
 	if fs.Changed("seed") {
 		m.Seed = o.seed

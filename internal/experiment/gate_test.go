@@ -374,6 +374,7 @@ func TestOutputs(t *testing.T) {
 		"text":        {func(w *strings.Builder) error { return r.Text(w) }, []string{"REGRESSED: ttft +", "could see", "next: find the cause"}},
 		"junit":       {func(w *strings.Builder) error { return r.JUnit(w) }, []string{`failures="4"`, `name="tpot"`, "<failure message="}},
 		"openmetrics": {func(w *strings.Builder) error { return r.OpenMetrics(w) }, []string{"# TYPE shadowtape_gate_state gauge", `metric="ttft"`, "# EOF\n"}},
+		"annotations": {func(w *strings.Builder) error { return r.Annotations(w, "deploy/a,b.yaml") }, []string{"::error file=deploy/a%2Cb.yaml,title=TPOT%2C typical request regressed::+19.2 %25, interval [", "could have seen"}},
 		"influx":      {func(w *strings.Builder) error { return r.Influx(w, time.Unix(1, 5)) }, []string{"shadowtape_gate,", " 1000000005\n", "change_percent="}},
 	} {
 		var out strings.Builder

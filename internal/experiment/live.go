@@ -17,6 +17,7 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/candidate"
 	"github.com/shadowtape/shadowtape/internal/deploy"
+	"github.com/shadowtape/shadowtape/internal/experiment/warm"
 	"github.com/shadowtape/shadowtape/replayer/job"
 	"github.com/shadowtape/shadowtape/replayer/prompt"
 	"github.com/shadowtape/shadowtape/replayer/schedule"
@@ -28,9 +29,11 @@ type Live struct {
 	Dir             string
 	Base, Candidate *deploy.File
 	Start           candidate.Options
-	Job             job.Options // Trace, Selection, Seed and what else the legs share; Out, Model, Dialect, Client.Targets and Beside are set
-	WarmUp          int         // requests of the trace's start, sent as fast as the trace and thrown away; 0: none
-	Saturate        int         // requests of the saturated phase, all at once; 0: none
+	Job             job.Options       // Trace, Selection, Seed and what else the legs share; Out, Model, Dialect, Client.Targets and Beside are set
+	WarmUp          int               // requests of the trace's start, sent as fast as the trace and thrown away; 0: none; negative: as the deployment file says
+	Warming         func(line string) // told how a warm-up by the deployment file stands; nil: nobody is
+	Saturate        int               // requests of the saturated phase, all at once; 0: none
+	Rates           RateSearch        // for the highest rate within SLO
 	SLO             []analyzer.Limit
 	Ran             func(l Leg, m formats.Manifest) // told of each measured replay; nil: nobody is
 }
@@ -54,24 +57,24 @@ func (v *Live) Launch(ctx context.Context, l Leg) (_ *Measured, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.Stop(ctx)) }()
-	if v.WarmUp > 0 {
-		s := v.Job.Selection
-		s.MaxRequests = int64(v.WarmUp)
-		if _, err := v.replay(ctx, f, r, out+".warmup", s, l, nil); err != nil {
+	if v.WarmUp != 0 {
+		if err := v.warmUp(ctx, f, r, out+".warmup", l); err != nil {
 			return nil, fmt.Errorf("warm up: %w", err)
-		}
-		if err := formats.Remove(out + ".warmup"); err != nil {
-			return nil, err
 		}
 	}
 	if v.Saturate > 0 { // before the measured replay, so that a leg is whole once its own run is
 		s := v.Job.Selection
 		s.Rate, s.Speed, s.Duration, s.MaxRequests = 0, burst, 0, int64(v.Saturate)
-		if _, err := v.replay(ctx, f, r, out+saturatedSuffix, s, l, nil); err != nil {
+		if _, err := v.replay(ctx, v.Job, f, r, out+saturatedSuffix, s, l, nil); err != nil {
 			return nil, fmt.Errorf("measure the capacity: %w", err)
 		}
 	}
-	m, err := v.replay(ctx, f, r, out, v.Job.Selection, l, r)
+	if v.Rates.Step > 0 {
+		if err := v.rates(ctx, f, r, out, l); err != nil {
+			return nil, fmt.Errorf("search the highest rate within the SLO: %w", err)
+		}
+	}
+	m, err := v.replay(ctx, v.Job, f, r, out, v.Job.Selection, l, r)
 	if err != nil {
 		return nil, err
 	}
@@ -84,12 +87,35 @@ func (v *Live) Launch(ctx context.Context, l Leg) (_ *Measured, err error) {
 	return Load(out, LoadOptions{SLO: v.SLO, Saturated: SaturatedOf(out)})
 }
 
+// warmUp replays what warms a candidate up, and throws it away.
+func (v *Live) warmUp(ctx context.Context, f *deploy.File, r *candidate.Running, out string, l Leg) error {
+	s, jo, watched := v.Job.Selection, v.Job, (*candidate.Running)(nil)
+	warming, over := context.WithCancel(ctx)
+	defer over()
+	if v.WarmUp > 0 {
+		s.MaxRequests = int64(v.WarmUp)
+	} else { // as long as it takes: the job's own warm-up, and nothing after it
+		jo.WarmRule, jo.Measured, watched = warm.Rule(f.WarmUp, r, v.Warming), over, r
+	}
+	if _, err := v.replay(warming, jo, f, r, out, s, l, watched); err != nil && (warming.Err() == nil || ctx.Err() != nil) {
+		return err
+	}
+	return formats.Remove(out)
+}
+
+// Expected is how long the warm-up of a launch takes at least, for a plan.
+func (v *Live) Expected() time.Duration {
+	if v.WarmUp < 0 {
+		return max(warm.Expected(v.Base.WarmUp), warm.Expected(v.Candidate.WarmUp))
+	}
+	return time.Minute
+}
+
 // burst is a speed at which a whole trace arrives at once.
 const burst = 1e9
 
 // replay makes one run. What the candidate's GPUs did goes into the runs that are watched.
-func (v *Live) replay(ctx context.Context, f *deploy.File, r *candidate.Running, out string, s schedule.Selection, l Leg, watched *candidate.Running) (formats.Manifest, error) {
-	jo := v.Job
+func (v *Live) replay(ctx context.Context, jo job.Options, f *deploy.File, r *candidate.Running, out string, s schedule.Selection, l Leg, watched *candidate.Running) (formats.Manifest, error) {
 	jo.Out, jo.Selection, jo.Label = out, s, l.Name()
 	jo.Client.Targets = []string{r.URL}
 	if jo.Model == "" {
@@ -136,7 +162,7 @@ func (v *Live) Done(l Leg) (*Measured, bool, error) {
 	var m formats.Manifest
 	whole := err == nil && json.Unmarshal(b, &m) == nil && !m.Interrupted && m.EndUnixNS > 0 && (v.Saturate == 0 || SaturatedOf(out) != "")
 	if !whole {
-		return nil, false, errors.Join(formats.Remove(out), formats.Remove(out+saturatedSuffix), formats.Remove(out+".warmup"))
+		return nil, false, errors.Join(formats.Remove(out), formats.Remove(out+saturatedSuffix), formats.Remove(out+".warmup"), formats.Remove(out+".rate"))
 	}
 	r, err := Load(out, LoadOptions{SLO: v.SLO, Saturated: SaturatedOf(out)})
 	return r, err == nil, err
@@ -153,12 +179,16 @@ type claim struct {
 	Selection string    `json:"selection"`
 	WarmUp    int       `json:"warm_up"`
 	Saturate  int       `json:"saturate"`
+	Rates     string    `json:"rates,omitempty"` // of the search for the highest rate within the SLO
 }
 
 // Claim makes the experiment's directory or checks that it is this experiment's: the same trace, deployment files and options. resumed
 // says that it was there.
 func (v *Live) Claim(base, candidate string) (resumed bool, err error) {
 	s := claim{Schema: 1, Created: time.Now().UTC().Truncate(time.Second), Seed: v.Job.Seed, Selection: fmt.Sprintf("%+v", v.Job.Selection), WarmUp: v.WarmUp, Saturate: v.Saturate}
+	if v.Rates.Step > 0 {
+		s.Rates = fmt.Sprintf("%v at %v of %+v", v.Rates.Step, v.Rates.attain(), v.SLO)
+	}
 	if s.Trace, err = v.Job.Trace.SHA256(); err != nil {
 		return false, err
 	}

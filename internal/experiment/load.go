@@ -62,6 +62,9 @@ func Load(where string, o LoadOptions) (*Measured, error) {
 	if err := m.readGPUs(t); err != nil {
 		return nil, err
 	}
+	if err := m.readRates(where); err != nil {
+		return nil, err
+	}
 	if o.Saturated != "" {
 		rate, err := SaturatedRate(o.Saturated)
 		if err != nil {

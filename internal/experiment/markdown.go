@@ -133,6 +133,8 @@ func describe(f verdict.Finding) string {
 		return "TPOT, typical request"
 	case "capacity":
 		return "capacity (tokens/s per GPU)"
+	case "slo_rate":
+		return "highest rate within the SLO"
 	case "error_rate":
 		return "failed requests"
 	case "slo_attainment":
@@ -149,6 +151,40 @@ func escape(s string) string {
 // code keeps text inside a code span of a table cell.
 func code(s string) string {
 	return strings.NewReplacer("`", "'", "\n", " ", "|", "¦").Replace(s)
+}
+
+// mostAnnotations is how many of a kind GitHub keeps of one step.
+const mostAnnotations = 10
+
+// Annotations writes the report as workflow commands of GitHub Actions, which become annotations of the check run: an error for each gated metric
+// that got worse, a warning for each that is undecided, a notice for each that got better, and one where the measurement is invalid. file is
+// what they are pinned to, such as the candidate's deployment file; "" is the job alone.
+func (r *Report) Annotations(w io.Writer, file string) error {
+	data := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A")
+	property := strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A", ":", "%3A", ",", "%2C")
+	b := &strings.Builder{}
+	said := map[string]int{}
+	say := func(level, title, text string) {
+		if said[level]++; said[level] > mostAnnotations {
+			return
+		}
+		where := ""
+		if file != "" {
+			where = "file=" + property.Replace(file) + ","
+		}
+		fmt.Fprintf(b, "::%s %stitle=%s::%s\n", level, where, property.Replace(title), data.Replace(text))
+	}
+	if r.Verdict == verdict.Invalid {
+		say("warning", "the measurement is invalid", "run it again: "+strings.Join(r.Again, "; "))
+	}
+	levels := map[verdict.State]string{verdict.Regressed: "error", verdict.Inconclusive: "warning", verdict.Improved: "notice"}
+	for _, f := range r.Findings {
+		if level := levels[f.State]; f.Gated && level != "" {
+			say(level, describe(f)+" "+string(f.State), strings.TrimSpace(fmt.Sprintf("%s, interval %s, could have seen %s. %s", change(f), interval(f), detectable(f), f.Why)))
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // JUnit writes the report as a test suite: each gated metric a test, a regression a failure, what is undecided or invalid an error or a

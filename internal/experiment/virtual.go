@@ -19,7 +19,8 @@ type Virtual struct {
 	Header          formats.Header
 	Base, Candidate virtual.Options // Seed, Sample and Header are set
 	Seed            uint64
-	Saturate        int // requests of the saturated phase, all at once; 0: none
+	Saturate        int        // requests of the saturated phase, all at once; 0: none
+	Rates           RateSearch // for the highest rate within SLO
 	SLO             []analyzer.Limit
 }
 
@@ -60,7 +61,34 @@ func (v *Virtual) Launch(ctx context.Context, l Leg) (*Measured, error) {
 		return nil, fmt.Errorf("measure the capacity: %w", err)
 	}
 	out.Run.Figures["capacity"] = rate
-	return out, nil
+	if v.Rates.Step > 0 {
+		err = v.rates(ctx, o, out)
+	}
+	return out, err
+}
+
+// rates searches the highest rate within the SLO, each rate on a server that has just begun, as the trace's start allows.
+func (v *Virtual) rates(ctx context.Context, o virtual.Options, m *Measured) error {
+	first, last := v.Rows[0].ArrivalUnixNS, v.Rows[len(v.Rows)-1].ArrivalUnixNS
+	own := float64(len(v.Rows)) / (float64(last-first) / 1e9)
+	found, err := findRate(own, v.Rates.attain(), func(rate float64) (float64, error) {
+		var in []*formats.Exchange
+		for n, i := min(int(rate*v.Rates.Step.Seconds()), 1_000_000), 0; i < n; i++ {
+			x := *v.Rows[i%len(v.Rows)]
+			x.ArrivalUnixNS = first + int64(float64(x.ArrivalUnixNS-first+int64(i/len(v.Rows))*(last-first))*own/rate)
+			in = append(in, &x)
+		}
+		rows, _, _, err := v.play(ctx, o, in)
+		if err != nil {
+			return 0, err
+		}
+		s, err := analyzer.Summarize(analyzer.RunOf("", nil, rows, nil), analyzer.Options{SLO: v.SLO, NoModels: true})
+		return s.Aggregates["slo_attainment"].Value.Or(0), err
+	})
+	if err == nil && found.Rate.Valid {
+		m.Run.Figures["slo_rate"] = found.Rate.V
+	}
+	return err
 }
 
 func (v *Virtual) play(ctx context.Context, o virtual.Options, in []*formats.Exchange) (rows []*formats.Exchange, server []formats.ServerSample, st virtual.Stats, err error) {

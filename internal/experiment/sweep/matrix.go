@@ -36,10 +36,10 @@ type Matrix struct {
 	Target   string              // base URL of a server that runs
 	Requests int64               // of a cell
 	Duration time.Duration       // of a cell's arrivals, at most; 0: no limit
-	Timeout  time.Duration       // of a run, the start of its deployment left out; 0: 10 min
+	Timeout  time.Duration       // of a run, the start of its deployment and its warm-up by the deployment file left out; 0: 10 min
 	Repeats  int                 // runs of a cell, each a fresh launch where there is one, with arrivals of its own; 0: 1, of a search 3
 	Arrival  string              // of an open loop, as workload.ParseArrival reads it; "": poisson
-	WarmUp   int64               // requests before a run that do not count
+	WarmUp   *int64              // requests before a run that do not count; nil: as the deployment file says, none for a target
 	SLO      []analyzer.Limit
 	SLOText  string
 	Search   *Search // instead of rate or users: the highest rate that meets the SLO
@@ -106,7 +106,7 @@ func (m *Matrix) Validate() error {
 	if m.Requests <= 0 && m.Duration <= 0 {
 		bad("a cell needs a number of requests or a duration")
 	}
-	if m.Requests < 0 || m.Duration < 0 || m.Timeout < 0 || m.Repeats < 0 || m.WarmUp < 0 {
+	if m.Requests < 0 || m.Duration < 0 || m.Timeout < 0 || m.Repeats < 0 || m.WarmUp != nil && *m.WarmUp < 0 {
 		bad("a negative number")
 	}
 	if _, err := workload.ParseArrival(m.Arrival, 1, max(m.Duration.Seconds(), 1)); err != nil {
@@ -284,7 +284,7 @@ type file struct {
 	Timeout  string              `yaml:"timeout"`
 	Repeats  int                 `yaml:"repeats"`
 	Arrival  string              `yaml:"arrival"`
-	WarmUp   int64               `yaml:"warm_up"`
+	WarmUp   *int64              `yaml:"warm_up"`
 	SLO      string              `yaml:"slo"`
 	Seed     int64               `yaml:"seed"`
 	Search   *struct {

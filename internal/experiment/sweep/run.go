@@ -17,6 +17,7 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/candidate"
 	"github.com/shadowtape/shadowtape/internal/deploy"
+	"github.com/shadowtape/shadowtape/internal/experiment/warm"
 	"github.com/shadowtape/shadowtape/internal/stats"
 	"github.com/shadowtape/shadowtape/internal/workload"
 	"github.com/shadowtape/shadowtape/replayer/job"
@@ -238,6 +239,7 @@ func (s *sweep) measure(ctx context.Context, c Cell, repeat int, dir string) (er
 	jo := s.o.Job
 	target := s.m.Target
 	var r *candidate.Running
+	limited := s.m.Timeout
 	if s.m.Deploy != "" {
 		values := map[string]string{}
 		for k, v := range c.Values {
@@ -259,6 +261,10 @@ func (s *sweep) measure(ctx context.Context, c Cell, repeat int, dir string) (er
 		}
 		defer func() { err = errors.Join(err, r.Stop(ctx)) }()
 		target = r.URL
+		if s.m.WarmUp == nil {
+			jo.WarmRule = warm.Rule(f.WarmUp, r, nil)
+			limited += jo.WarmRule.Most
+		}
 		if jo.Model == "" {
 			jo.Model = f.Model
 		}
@@ -269,19 +275,23 @@ func (s *sweep) measure(ctx context.Context, c Cell, repeat int, dir string) (er
 	if jo.Source, err = s.load(c, repeat); err != nil {
 		return err
 	}
-	jo.Out, jo.Label, jo.Seed, jo.Warmup = dir, c.Name(), promptSeed(s.m.Seed, filepath.Base(dir)), s.m.WarmUp
+	jo.Out, jo.Label, jo.Seed = dir, c.Name(), promptSeed(s.m.Seed, filepath.Base(dir))
+	if s.m.WarmUp != nil {
+		jo.Warmup = *s.m.WarmUp
+	}
 	jo.Client.Targets = []string{target}
 	jo.Selection = schedule.Selection{Duration: s.m.Duration, MaxRequests: s.m.Requests}
 	if jo.Users = int(c.number("users")); jo.Users > 0 && s.m.Duration > 0 && s.m.Requests == 0 {
 		jo.Selection.Loops = -1
 	}
 	if r != nil {
+		jo.Measured = r.Measure
 		jo.Beside = func(ctx context.Context, w *formats.RunWriter) func(*formats.Manifest) {
 			r.Begin(ctx, w.WriteGPU)
 			return func(m *formats.Manifest) { r.End(m) }
 		}
 	}
-	limit, cancel := context.WithTimeout(ctx, s.m.Timeout)
+	limit, cancel := context.WithTimeout(ctx, limited)
 	defer cancel()
 	job, err := job.Prepare(limit, jo)
 	if err != nil {
@@ -292,7 +302,7 @@ func (s *sweep) measure(ctx context.Context, c Cell, repeat int, dir string) (er
 		return err
 	}
 	if limit.Err() != nil && ctx.Err() == nil {
-		return fmt.Errorf("it took longer than %v", s.m.Timeout)
+		return fmt.Errorf("it took longer than %v", limited)
 	}
 	if r != nil {
 		return r.Died()

@@ -2,7 +2,7 @@ package verdict
 
 // Defaults are the metrics that a comparison knows, those that gate first: the typical request's TTFT, the slow set's, the typical TPOT,
 // output tokens per second of the saturated phase, failures, and the share that meets the limits where limits were given. What a
-// deployment loses silently is throughput, so capacity gates wherever it was measured. Resolution is what a client's clock can vouch for.
+// deployment loses silently is throughput, so capacity gates wherever it was measured; the highest rate within the limits stands beside it. Resolution is what a client's clock can vouch for.
 func Defaults() []Metric {
 	return []Metric{
 		{Name: "ttft", Of: "ttft", Kind: Centre, Unit: "ms", Better: "lower", Tolerance: 0.05, Minimum: 0.02, Resolution: 1, Gate: true},
@@ -11,6 +11,7 @@ func Defaults() []Metric {
 		{Name: "capacity", Of: "capacity", Kind: Level, Unit: "tokens/s", Better: "higher", Tolerance: 0.05, Minimum: 0.02, Gate: true},
 		{Name: "error_rate", Of: "error_rate", Kind: Share, Unit: "share", Better: "lower", Tolerance: 0.01, Minimum: 0.002, Gate: true},
 		{Name: "slo_attainment", Of: "slo_attainment", Kind: Share, Unit: "share", Better: "higher", Tolerance: 0.01, Minimum: 0.005, Gate: true},
+		{Name: "slo_rate", Of: "slo_rate", Kind: Level, Unit: "requests/s", Better: "higher", Tolerance: 0.05, Minimum: 0.02},
 		{Name: "e2el", Of: "e2el", Kind: Centre, Unit: "ms", Better: "lower", Tolerance: 0.05, Minimum: 0.02, Resolution: 1},
 		{Name: "ttft_p99", Of: "ttft_p99", Kind: Level, Unit: "ms", Better: "lower", Tolerance: 0.15, Minimum: 0.05, Resolution: 1},
 		{Name: "tpot_p99", Of: "tpot_p99", Kind: Level, Unit: "ms", Better: "lower", Tolerance: 0.15, Minimum: 0.05, Resolution: 0.1},
