@@ -152,7 +152,7 @@ func (t *Trace) load(dir bool) error {
 			t.parts = append(t.parts, part{name, g, rows})
 			t.Rows += rows
 		}
-		if s.header.StartUnixNS != 0 || s.header.EndUnixNS != 0 {
+		if from, to := s.header.StartUnixNS, s.header.EndUnixNS; (from != 0 || to != 0) && min(from, to) >= -farthest && max(from, to) <= 2*farthest {
 			all.add(s.header.StartUnixNS, s.header.EndUnixNS)
 		}
 		keys[s.header.HashKeyID] = true
