@@ -57,7 +57,7 @@ the kinds of requests and the share of aborts. Traces of two days or more fold i
 			}
 			defer func() { err = errors.Join(err, t.Close()) }()
 			o.Header = t.Header
-			m, err := fit.Trace(t.All(), o)
+			m, err := fit.Trace(t.All(fit.Columns()...), o)
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
@@ -133,6 +133,9 @@ func fitted(a *app, where string, size int, m *workload.Model) error {
 	}
 	_, err := fmt.Fprintf(a.out, "%s: %.4g requests a second over %v; %d clients, %d windows (%s); %d bytes\n", where, m.Rate(),
 		time.Duration(m.Seconds*float64(time.Second)).Round(time.Second), len(m.Clients), windows, strings.Join(parts, ", "), size)
+	if n, ok := m.Extra["requests_without_lengths"].(int); ok && err == nil {
+		_, err = fmt.Fprintf(a.err, "warning: %d of %d requests do not say how long they are, or what cannot be: they count as arrivals\n", n, m.Extra["requests"])
+	}
 	if err == nil && m.Quantum > 0 {
 		_, err = fmt.Fprintf(a.err, "warning: the trace's times are %v s apart: arrivals were spread over that; synth --keep-quantum puts them back\n", m.Quantum)
 	}

@@ -49,6 +49,10 @@ const (
 	tableParts      = 32 // parts of a window's input lengths
 	tableOutputs    = 8  // outputs kept of each part
 	defaultTenants  = 50
+	longest         = 1 << 31   // tokens; what is said to be longer is unknown
+	maxWindows      = 1_000_000 // of all clients together
+	allGaps         = 1_000_000 // that families are fitted to, of all windows together; a window gets some in any case
+	leastGaps       = 200
 	hour            = 3600.0
 	day             = 24 * hour
 )
@@ -61,7 +65,16 @@ type sample struct {
 	client int32
 }
 
-// Trace makes a model of a trace's requests, which come in the order of their arrivals. Rows out of order are moved to where they belong.
+// Columns are those that Trace looks at.
+func Columns() []formats.Column {
+	return []formats.Column{formats.ColArrival, formats.ColPhase, formats.ColTenantID, formats.ColSessionID, formats.ColInputTokens, formats.ColOutputTokens, formats.ColPrefixBlocks,
+		formats.ColEndReason, formats.ColEndpoint, formats.ColRequestModel, formats.ColResponseFormat, formats.ColStream, formats.ColTemperature, formats.ColTopP, formats.ColTopK,
+		formats.ColPresencePenalty, formats.ColFrequencyPenalty, formats.ColRepetitionPenalty, formats.ColN}
+}
+
+// Trace makes a model of a trace's requests, which come in the order of their arrivals; warm-up is left out. Rows out of order are moved to
+// where they belong. A request of unknown or impossible length counts as an arrival, and a window where no length is known takes those of
+// the whole trace. Some 30 bytes a request stay in memory meanwhile, 50 more where it says what it shares, and the distinct prefix blocks.
 func Trace(rows iter.Seq2[*formats.Exchange, error], o Options) (*workload.Model, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("fit: %w", err)
@@ -71,10 +84,13 @@ func Trace(rows iter.Seq2[*formats.Exchange, error], o Options) (*workload.Model
 	var names []string
 	var kinds workload.KindCounter
 	threads := newThreadFit(o.Header)
-	aborted := 0.0
+	aborted, unknown := 0.0, 0
 	for x, err := range rows {
 		if err != nil {
 			return nil, fmt.Errorf("fit: %w", err)
+		}
+		if x.Phase == formats.PhaseWarmup {
+			continue
 		}
 		id, ok := tenants[x.TenantID]
 		if !ok {
@@ -87,8 +103,9 @@ func Trace(rows iter.Seq2[*formats.Exchange, error], o Options) (*workload.Model
 			names = append(names, name)
 		}
 		s := sample{at: x.ArrivalUnixNS, in: float64(x.InputTokens.V), out: float64(x.OutputTokens.V), client: id}
-		if !x.InputTokens.Valid || !x.OutputTokens.Valid || x.InputTokens.V < 1 || x.OutputTokens.V < 1 {
+		if !x.InputTokens.Valid || !x.OutputTokens.Valid || x.InputTokens.V < 1 || x.OutputTokens.V < 1 || x.InputTokens.V > longest || x.OutputTokens.V > longest {
 			s.out = -1
+			unknown++
 		}
 		samples = append(samples, s)
 		kinds.Add(x)
@@ -102,6 +119,9 @@ func Trace(rows iter.Seq2[*formats.Exchange, error], o Options) (*workload.Model
 	}
 	slices.SortStableFunc(samples, func(a, b sample) int { return cmp.Compare(a.at, b.at) })
 	m := &workload.Model{Schema: workload.ModelSchema, Source: o.Source, Mix: kinds.Mix(), Threads: threads.done(), Aborted: math.Round(aborted/float64(len(samples))*1e6) / 1e6}
+	if unknown > 0 {
+		m.Extra = map[string]any{"requests": len(samples), "requests_without_lengths": unknown}
+	}
 	m.Quantum = quantum(samples, o.Header)
 	spread(samples, m.Quantum)
 	if err := windows(m, samples, names, o); err != nil {
@@ -185,10 +205,9 @@ func windows(m *workload.Model, samples []sample, names []string, o Options) err
 	}
 	if !folded {
 		// The last window ends with the trace, so that a repeated model has no gap.
-		cycle = max(span+span/float64(len(samples)), 1e-3)
-	}
-	if cycle/width > 1e6 {
-		return fmt.Errorf("%v s make %.0f windows of %v s: take longer ones", cycle, cycle/width, width)
+		if cycle = max(span+span/float64(len(samples)), 1e-3); span == 0 {
+			cycle = 1 // one instant says nothing of a rate
+		}
 	}
 	m.Seconds = math.Round(cycle*1e6) / 1e6
 	rounds := 1.0
@@ -196,7 +215,12 @@ func windows(m *workload.Model, samples []sample, names []string, o Options) err
 		rounds = max(span/cycle, 1)
 	}
 	client := busiest(samples, names, o.Tenants)
+	if n := m.Seconds / width * float64(len(client.names)); n > maxWindows {
+		return fmt.Errorf("%v s of %d clients make %.0f windows of %v s: take longer ones, or fewer tenants", m.Seconds, len(client.names), n, width)
+	}
 	count := max(int(m.Seconds/width+0.9), 1) // the last window takes up to a tenth of another
+	gaps := min(max(allGaps/(count*len(client.names)), leastGaps), maxGaps)
+	var anyLengths [][2]float64 // of the whole trace, where a window does not know its own
 	for i, name := range client.names {
 		windows := make([]window, count)
 		for _, s := range samples {
@@ -215,7 +239,17 @@ func windows(m *workload.Model, samples []sample, names []string, o Options) err
 			if k == count-1 {
 				end = m.Seconds
 			}
-			f, err := windows[k].fit(start, end-start, rounds, o.Family)
+			w := &windows[k]
+			if w.count > 0 && len(w.pairs) == 0 {
+				if anyLengths == nil {
+					if anyLengths = lengths(samples); len(anyLengths) == 0 {
+						return errors.New("no request says how long it is")
+					}
+				}
+				w.pairs = anyLengths
+			}
+			w.gaps = w.gaps[:min(len(w.gaps), gaps)]
+			f, err := w.fit(start, end-start, rounds, o.Family)
 			if err != nil {
 				return err
 			}
@@ -224,6 +258,23 @@ func windows(m *workload.Model, samples []sample, names []string, o Options) err
 		m.Clients = append(m.Clients, c)
 	}
 	return nil
+}
+
+// lengths are those of all requests that say theirs, evenly thinned to as many as tables can tell apart.
+func lengths(samples []sample) (pairs [][2]float64) {
+	const most = 100_000
+	stride := len(samples)/most + 1
+	for pass := range stride { // the first pass that finds some: those that say theirs may be few
+		for i := pass; i < len(samples); i += stride {
+			if s := samples[i]; s.out > 0 {
+				pairs = append(pairs, [2]float64{s.in, s.out})
+			}
+		}
+		if len(pairs) > 0 {
+			break
+		}
+	}
+	return pairs
 }
 
 // maxCounts bounds the grid that arrivals are counted on.
@@ -314,12 +365,9 @@ func (w *window) add(s sample, round float64) {
 }
 
 func (w *window) fit(start, seconds, rounds float64, family string) (workload.Window, error) {
-	out := workload.Window{Start: start, Seconds: math.Round(seconds*1e6) / 1e6, Count: math.Round(w.count/rounds*1e3) / 1e3}
+	out := workload.Window{Start: start, Seconds: math.Round(seconds*1e6) / 1e6, Count: significant(w.count/rounds, 7)}
 	if out.Count == 0 {
 		return out, nil
-	}
-	if len(w.pairs) == 0 {
-		return out, fmt.Errorf("no request from %v s to %v s says how long it is", start, start+seconds)
 	}
 	out.Arrival = Arrival(w.gaps)
 	out.Arrival.Rate = out.Count / out.Seconds

@@ -43,6 +43,7 @@ type threadFit struct {
 	blocks   map[int64]seenBlock
 	sessions map[formats.Hash]seenBlock
 	links    []link
+	blank    []int32             // input lengths of requests with neither blocks nor session
 	chains   map[int64][][]int64 // samples by first block
 	known    bool                // prefix blocks
 	named    int                 // requests with a session
@@ -53,6 +54,10 @@ func newThreadFit(h formats.Header) *threadFit {
 }
 
 func (f *threadFit) add(x *formats.Exchange) {
+	if len(x.PrefixBlocks) == 0 && !x.SessionID.Valid {
+		f.blank = append(f.blank, int32(min(max(x.InputTokens.V, 0), 1<<31-1)))
+		return
+	}
 	l := link{input: float64(x.InputTokens.V), parent: -1, blocks: int32(len(x.PrefixBlocks))}
 	me := int32(len(f.links))
 	if len(x.PrefixBlocks) > 0 {
@@ -98,7 +103,8 @@ const bytesPerToken = 4
 // done makes the tables, or nil where nothing is known.
 func (f *threadFit) done() *workload.Threads {
 	size := f.tokens()
-	bySession := f.named*2 > len(f.links)
+	all := len(f.links) + len(f.blank)
+	bySession := f.named*2 > all
 	if !(f.known && size >= 1) && !bySession {
 		return nil
 	}
@@ -107,9 +113,12 @@ func (f *threadFit) done() *workload.Threads {
 		t.BlockSize = int(math.Round(size))
 	}
 	roots := f.roots()
-	inputs := make([]float64, 0, len(f.links))
+	inputs := make([]float64, 0, all)
 	for _, l := range f.links {
 		inputs = append(inputs, l.input)
+	}
+	for _, n := range f.blank {
+		inputs = append(inputs, float64(n))
 	}
 	sort.Float64s(inputs)
 	for i := 1; i < threadParts; i++ {
@@ -120,7 +129,10 @@ func (f *threadFit) done() *workload.Threads {
 	shared := make([][]float64, threadParts)
 	parents := map[int32]bool{}
 	begun := map[int64]float64{} // new threads by first block
-	threads, continued := 0.0, 0.0
+	threads, continued := float64(len(f.blank)), 0.0
+	for _, n := range f.blank {
+		total[sort.SearchFloat64s(t.Bounds, float64(n))]++
+	}
 	for _, l := range f.links {
 		part := sort.SearchFloat64s(t.Bounds, l.input)
 		total[part]++
@@ -183,7 +195,7 @@ func (f *threadFit) roots() map[int64]int {
 	roots := map[int64]int{}
 	for first, chains := range f.chains {
 		n := float64(f.blocks[first].count)
-		if n < max(rootShare*float64(len(f.links)), 3) {
+		if n < max(rootShare*float64(len(f.links)+len(f.blank)), 3) {
 			continue
 		}
 		for _, c := range chains {
