@@ -49,7 +49,7 @@ const (
 	tableParts      = 32 // parts of a window's input lengths
 	tableOutputs    = 8  // outputs kept of each part
 	defaultTenants  = 50
-	longest         = 1 << 31   // tokens; what is said to be longer is unknown
+	longest         = 1 << 24   // tokens; what is said to be longer is unknown
 	maxWindows      = 1_000_000 // of all clients together
 	allGaps         = 1_000_000 // that families are fitted to, of all windows together; a window gets some in any case
 	leastGaps       = 200
