@@ -65,9 +65,15 @@ bench-proxy: ## what the proxy adds to 1,000 streams of 20 tokens/s, beside ngin
 bench-neighbor: ## the time between a simulator's tokens with a recorder on its interface and without (root; two minutes)
 	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -timeout 20m -run '^TestBenchNeighbor$$' -v ./cmd/shadowtape
 
-.PHONY: bench-import interop
+.PHONY: bench-import interop interop-replays bench-beside
 bench-import: ## a million rows of each format imported: rows a CPU second
 	$(GO) test ./formats/foreign -run '^$$' -bench Import -benchtime 1000000x
+
+interop-replays: ## our exports replayed by AIPerf, GuideLLM, inference-perf: is it the trace's load? (needs python3.12, network; docs/INTEROP.md)
+	@bash samples/interop/replays.sh
+
+bench-beside: ## the replayer beside AIPerf and GuideLLM at the same rates (needs python3.12, network; five minutes; docs/PERFORMANCE.md)
+	@bash samples/bench/beside.sh
 
 interop: ## real clients against real servers through the recording proxy (needs python3, node, network; docs/INTEROP.md)
 	@bash samples/interop/interop.sh

@@ -110,6 +110,7 @@ Formats:
 	f.BoolVar(&o.Strict, "strict", false, "stop at the first broken row")
 	f.IntVar(&o.BlockSize, "block-size", 0, "tokens of a prefix block (default: found from the rows)")
 	f.StringVar(&o.LogFormat, "log-format", "", "format line of an access log, as in the server's configuration (default: the server's own)")
+	f.DurationVar(&o.TimeUnit, "time-unit", 0, "what one stands for in mooncake's timestamps; 1s for the files of vllm-timed-trace and guidellm (default 1ms)")
 	f.StringVar(&o.Prompts, "session-prompts", "", "cumulative or per_turn: whether a session's prompts begin with its turns before (default: as the files show; unknown is refused)")
 	f.DurationVar(&o.SessionGap, "session-gap", 0, "time between the beginnings of sessions that each have a clock of their own")
 	f.DurationVar(&o.From, "from", 0, "where the expansion of a pool of clients begins")
@@ -119,7 +120,7 @@ Formats:
 	f.StringVar(&keyFile, "key-file", "", "file with the key of the hashes of identifiers (default: a key drawn and thrown away)")
 	f.BoolVar(&asJSON, "json", false, "print one JSON document")
 	groupFlags(c,
-		flagGroup{"Reading", []string{"block-size", "log-format", "session-gap", "session-prompts", "strict"}},
+		flagGroup{"Reading", []string{"block-size", "log-format", "session-gap", "session-prompts", "strict", "time-unit"}},
 		flagGroup{"Pools of clients", []string{"from", "duration", "seed"}},
 		flagGroup{"Privacy", []string{"key-file"}},
 		flagGroup{"Result", []string{"output", "force", "licence", "json"}},

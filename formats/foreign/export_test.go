@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -167,6 +168,31 @@ func TestTimedTrace(t *testing.T) {
 	out, _ = export(t, "guidellm", traceOf(t, first.header, first.rows), ExportOptions{})
 	if !strings.HasPrefix(out, `{"timestamp": 0, "input_length": 513, "output_length": 7}`+"\n") {
 		t.Error(out)
+	}
+}
+
+// TestSecondsRoundTrip: the forms of Mooncake that count in seconds come back, to the nanosecond.
+func TestSecondsRoundTrip(t *testing.T) {
+	text := file(t, "mooncake_conversation_100.jsonl") + `{"timestamp": 99999.123456, "input_length": 513, "output_length": 1, "hash_ids": [0, 900]}` + "\n"
+	first := mustImport(t, "mooncake", Options{}, text)
+	out, r := export(t, "vllm-timed-trace", traceOf(t, first.header, first.rows), ExportOptions{})
+	second := mustImport(t, "mooncake", Options{TimeUnit: time.Second}, out)
+	if r.Dropped != 0 || !reflect.DeepEqual(first.arrivals(), second.arrivals()) || first.arrivals()[100] != 99_999_123_456 {
+		t.Errorf("%+v: %v", r, cmp.Diff(first.arrivals(), second.arrivals()))
+	}
+	for i, a := range first.rows {
+		b := second.rows[i]
+		if len(a.PrefixBlocks) != len(b.PrefixBlocks) || a.PrefixTailTokens != b.PrefixTailTokens || a.InputTokens != b.InputTokens || a.OutputTokens != b.OutputTokens {
+			t.Errorf("row %d: %s", i, cmp.Diff(a, b))
+		}
+	}
+	sameHeader(t, first.header, second.header)
+	for _, x := range first.rows {
+		x.PrefixBlocks, x.PrefixTailTokens = nil, formats.Null[int64]{}
+	}
+	out, _ = export(t, "guidellm", traceOf(t, formats.Header{TimeBase: "relative"}, first.rows), ExportOptions{})
+	if second = mustImport(t, "mooncake", Options{TimeUnit: time.Second}, out); !reflect.DeepEqual(first.rows, second.rows) {
+		t.Error(cmp.Diff(first.rows, second.rows))
 	}
 }
 

@@ -34,14 +34,14 @@ var exporters = []Target{
 	{
 		Name: "aiperf", Summary: "AIPerf's mooncake_trace with sessions",
 		Fields:  "timestamp (ms), input_length, output_length, hash_ids, session_id",
-		Hint:    "aiperf profile --input-file FILE --custom-dataset-type mooncake_trace --fixed-schedule --isl-block-size %d",
+		Hint:    "aiperf profile --input-file FILE --custom-dataset-type mooncake_trace --fixed-schedule --isl-block-size %d --extra-inputs ignore_eos:true",
 		open:    mooncakeLines(mooncakeForm{unit: 1e6, sessions: true}),
 		columns: lengths,
 	},
 	{
 		Name: "guidellm", Summary: "GuideLLM's trace_synthetic",
 		Fields:  "timestamp (s), input_length, output_length",
-		Hint:    "guidellm run --profile kind=replay --data kind=trace_synthetic,source.kind=json_file,source.path=FILE",
+		Hint:    "guidellm run --profile kind=replay --data kind=trace_synthetic,source.kind=json_file,source.path=FILE.jsonl",
 		open:    mooncakeLines(mooncakeForm{unit: 1e9, noBlocks: true}),
 		columns: lengths,
 	},

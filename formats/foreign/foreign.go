@@ -91,6 +91,10 @@ type Options struct {
 	Seed      uint64 // for formats that are expanded by chance
 	HashKey   []byte // for keyed hashes of identifiers; nil draws one and forgets it
 
+	// TimeUnit is what one stands for in the timestamps and delays of mooncake: its own milliseconds where 0. Tools that write its form in
+	// seconds are not told apart by content.
+	TimeUnit time.Duration
+
 	// Prompts is what a session's later prompts hold where the files do not show it: cumulative (they begin with the turns before) or
 	// per_turn. "" refuses an import that cannot know.
 	Prompts string
@@ -114,7 +118,7 @@ func (o Options) Validate() error {
 	for _, d := range []struct {
 		name string
 		d    time.Duration
-	}{{"session gap", o.SessionGap}, {"start", o.From}, {"duration", o.Duration}} {
+	}{{"session gap", o.SessionGap}, {"start", o.From}, {"duration", o.Duration}, {"time unit", o.TimeUnit}} {
 		if d.d < 0 {
 			errs = append(errs, fmt.Errorf("%s %v: below 0", d.name, d.d))
 		}

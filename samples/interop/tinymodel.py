@@ -59,14 +59,17 @@ def gguf(path):
 
 
 def hf(folder):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     os.makedirs(folder, exist_ok=True)
-    t = Tokenizer(models.BPE(unk_token=None))
-    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    t.decoder = decoders.ByteLevel()
-    corpus = [" ".join(WORDS[i % len(WORDS):] + SYLLABLES[i * 7 % 300:]) for i in range(200)]
-    t.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=1000, special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    # A piece is a token, and pieces are cut as the simulator cuts them: any character, and up to two more that are no white space. So a load generator that
+    # makes prompts with this tokenizer and the simulator that counts them agree, on what is written in the characters below.
+    lower, upper, digits, marks = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789", ".,;:'!?-\""
+    first, second, third = " \n" + lower + upper + digits + marks, lower + upper + digits + marks, lower + digits + marks
+    pieces = ["<unk>", "<s>", "</s>"] + list(first) + [a + b for a in first for b in second] + [a + b + c for a in first for b in second for c in third]
+    t = Tokenizer(models.WordLevel({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
+    t.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S][^\x00-\x20]{0,2}"), "isolated")
+    t.decoder = decoders.Fuse()
     t.save(os.path.join(folder, "tokenizer.json"))
     write = lambda name, o: json.dump(o, open(os.path.join(folder, name), "w"), indent=1)
     write("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "model_max_length": 131072, "chat_template": TEMPLATE})
