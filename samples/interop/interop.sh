@@ -77,7 +77,7 @@ for name in $servers; do
 	litellm)
 		b=$(port)
 		start "$dir/shadowtape" sim --listen "127.0.0.1:$b" --ttft 30ms --itl 10ms
-		printf 'model_list:\n  - model_name: m\n    litellm_params: {model: openai/m, api_base: "http://127.0.0.1:%s/v1", api_key: none}\n' "$b" >litellm.yaml
+		printf 'model_list:\n  - model_name: m\n    litellm_params: {model: hosted_vllm/m, api_base: "http://127.0.0.1:%s/v1", api_key: none}\nrouter_settings: {disable_cooldowns: true}\n' "$b" >litellm.yaml
 		name=litellm-proxy
 		HF_HUB_OFFLINE=1 LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true start clients/bin/litellm --config litellm.yaml --host 127.0.0.1 --port "$p" --telemetry False
 		up "http://127.0.0.1:$p/health/liveliness" 300 || { say "litellm: it does not start: $(tail -1 $name.log)"; stop; continue; }
