@@ -238,7 +238,7 @@ func (r record) object(name string) record {
 		v = json.RawMessage(s)
 	}
 	var o map[string]json.RawMessage
-	if json.Unmarshal(v, &o) != nil {
+	if json.Unmarshal(v, &o) != nil || o == nil { // null is no object either
 		return nil
 	}
 	out := make(record, len(o))

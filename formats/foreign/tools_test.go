@@ -164,6 +164,9 @@ func TestInferencePerf(t *testing.T) {
 	if c.ErrorKind != formats.ErrorTimeout || got.header.TimeBase != "relative" {
 		t.Errorf("%+v", c)
 	}
+	if a.ErrorKind != "" || a.EndReason != formats.EndComplete || b.ErrorKind != "" || got.m.Requests.Completed != 2 || got.m.Requests.Failed != 1 {
+		t.Errorf("an error of null is none: %+v", got.m.Requests)
+	}
 }
 
 func TestLLMeter(t *testing.T) {

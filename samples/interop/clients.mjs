@@ -64,7 +64,7 @@ async function chat(what, sent, options, stopAfter) {
 
 async function responses(what, sent, options) {
   await call(what, { endpoint: 'responses', request_model: model, max_tokens: max, stream: !!options.stream, ...sent }, async (o, w) => {
-    const a = await client.responses.create({ model, input: turns.slice(1), instructions: 'You are brief.', max_output_tokens: max, ...options }, o)
+    const a = await client.responses.create({ model, input: turns.slice(3), instructions: 'You are brief.', max_output_tokens: max, ...options }, o)
     if (!options.stream) return usage(w, a.usage, 'input_tokens', 'output_tokens')
     for await (const e of a) {
       if (e.type.endsWith('.delta') && e.delta) token(w)
