@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 dir=${INTEROP_DIR:-${TMPDIR:-/tmp}/shadowtape-interop}
 python=${PYTHON:-python3}
-servers=${SERVERS:-sim litellm llamacpp llmd}
+servers=${SERVERS:-sim litellm llamacpp}
 mkdir -p "$dir" && cd "$dir"
 say() { printf '%s\n' "$*" >&2; }
 
