@@ -29,7 +29,7 @@ type bisectFlags struct {
 	maxRequests                                int64
 	pairs, warmUp, saturate                    int
 	seed                                       int64
-	allowInvalid                               bool
+	allowInvalid, ends, step                   bool
 	deploy                                     deployFlags
 }
 
@@ -41,12 +41,23 @@ func bisectCommand(a *app) *cobra.Command {
 		Long: `Bisect works on the Git repository it is called in, each commit in a worktree of its own under DIR. First the two ends are launched in pairs:
 where they do not differ, or by less than twice what these launches can see, it says so and stops. Then commits between them (first parents)
 are launched until the odds for one end are 99 to 1; a commit that does not build or start is passed over. At the end the culprit and the
-commit before it are launched in pairs.`,
+commit before it are launched in pairs.
+
+Where history is no line, git searches: --ends launches the ends, then "git bisect run shadowtape bisect --step -o DIR" classifies what git
+checks out. A commit whose build fails or whose runs are invalid is 125.`,
 		Example: `  shadowtape bisect --good v1.4 --bad main --build "make image" --deploy deploy/main.yaml --trace prod.trace -o bisect1
   shadowtape bisect --good 3f2c1ab --bad HEAD --metric ttft --deploy deploy/main.yaml --trace prod.trace --duration 2m -o bisect2
   shadowtape bisect --good main~20 --bad main --metric capacity --saturate 1000 --deploy deploy/main.yaml --trace prod.trace -o bisect3`,
 		Args: exactArgs(),
-		RunE: func(c *cobra.Command, _ []string) error { return a.bisect(c, o) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if o.step {
+				if o.out == "" {
+					return usageError(errors.New("-o is missing"), "shadowtape bisect --help")
+				}
+				return a.bisectStep(c.Context(), o.out)
+			}
+			return a.bisect(c, o)
+		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.good, "good", "", "commit where the metric was well")
@@ -62,6 +73,8 @@ commit before it are launched in pairs.`,
 	f.IntVar(&o.warmUp, "warm-up", 50, "requests replayed and thrown away after each start")
 	f.IntVar(&o.saturate, "saturate", 0, "requests sent at once to measure the capacity; 0: none")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the prompts, the same for all launches")
+	f.BoolVar(&o.ends, "ends", false, "launch the two ends only, and leave the search to git bisect run")
+	f.BoolVar(&o.step, "step", false, "classify what is checked out by the ends under -o, for git bisect run: exit 0 good, 1 bad, 125 cannot be told, 128 stop")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "take invalid runs as they are")
 	f.StringVarP(&o.out, "output", "o", "", "directory of worktrees and runs")
 	f.StringVar(&o.deploy.exclusive, "exclusive", "on", "on: lease the GPUs and refuse them where others use them; off: neither")
@@ -69,7 +82,7 @@ commit before it are launched in pairs.`,
 	f.StringVar(&o.deploy.engine, "engine", "", "address of the container engine (default: $DOCKER_HOST, else the local Docker)")
 	f.StringVar(&o.deploy.lockDir, "lock-dir", "", "directory of the GPU leases")
 	groupFlags(c,
-		flagGroup{"Search", []string{"good", "bad", "build", "deploy", "metric", "pairs"}},
+		flagGroup{"Search", []string{"good", "bad", "build", "deploy", "metric", "pairs", "ends", "step"}},
 		flagGroup{"Each launch", []string{"trace", "warm-up", "saturate", "speed", "duration", "max-requests", "seed", "allow-invalid", "exclusive", "wait", "engine", "lock-dir"}},
 		flagGroup{"Result", []string{"output"}},
 	)
@@ -172,11 +185,11 @@ func (b *bisection) search(ctx context.Context, good string, commits []string) e
 		return exitWith(exitInconclusive, err, "")
 	}
 	fmt.Fprintf(b.a.err, "ends: %s %s is %s, %s is %s\n", b.metric.Name, short(good), experiment.Level(b.metric, ends.Good), short(last), experiment.Level(b.metric, ends.Bad))
+	if b.o.ends {
+		return b.keepEnds(good, last, ends)
+	}
 	found, err := experiment.Bisect(ctx, good, commits, ends, experiment.BisectOptions{
-		Metric: b.metric, Launch: b.launch,
-		Told: func(commit string, c experiment.Class, n int, odds float64) {
-			fmt.Fprintf(b.a.err, "%s: %s after %d launches, odds %.3g to 1\n", short(commit), c, n, odds)
-		},
+		Metric: b.metric, Launch: b.launch, Told: b.told,
 	})
 	if err != nil {
 		return err
@@ -198,6 +211,10 @@ func (b *bisection) search(ctx context.Context, good string, commits []string) e
 		return exitWith(exitInconclusive, errors.New("bisect: the last comparison does not confirm it"), "more --pairs, or a quieter host")
 	}
 	return err
+}
+
+func (b *bisection) told(commit string, c experiment.Class, n int, odds float64) {
+	fmt.Fprintf(b.a.err, "%s: %s after %d launches, odds %.3g to 1\n", short(commit), c, n, odds)
 }
 
 // pairs launches two commits in pairs and returns the finding.
@@ -280,7 +297,10 @@ func (b *bisection) tree(ctx context.Context, commit string) *tree {
 		out, err := c.CombinedOutput()
 		if err != nil {
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-			t.err = fmt.Errorf("build: %w: %s", err, lines[len(lines)-1])
+			t.err = fmt.Errorf("build: %w", err)
+			if said := lines[len(lines)-1]; said != "" {
+				t.err = fmt.Errorf("build: %w: %s", err, said)
+			}
 			return t
 		}
 	}

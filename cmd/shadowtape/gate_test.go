@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -142,5 +144,61 @@ func TestBisectRefuses(t *testing.T) {
 	}
 	if code, _, errs := invoke("bisect", "--good", "no-such-ref", "--deploy", "d", "--trace", "t", "-o", "x"); code != exitFailed || strings.Count(errs, "\n") > 2 {
 		t.Errorf("an unknown commit: exit %d: %s", code, errs)
+	}
+}
+
+// TestBisectStep: what `git bisect run` takes, on a repository whose commits change the simulator's time to the first token, by more than a busy machine could: 0 of a good commit, 1
+// of a bad one, 125 of one that does not build, 128 where no ends are known.
+func TestBisectStep(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped by -short: starts servers")
+	}
+	path, trace, repo := program(t), shortTrace(t), t.TempDir()
+	out := filepath.Join(t.TempDir(), "out")
+	run := func(args ...string) string {
+		t.Helper()
+		s, err := git(t.Context(), repo, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	run("init", "-q", "-b", "main", ".")
+	var commits []string
+	for _, c := range []struct{ ttft, build string }{{"5ms", "0"}, {"5ms", "1"}, {"2s", "0"}} {
+		write(t, filepath.Join(repo, "d.yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}", --itl, 0s, --ttft, `+c.ttft+"]\ndialect: sim\n")
+		write(t, filepath.Join(repo, "build.sh"), "exit "+c.build+"\n")
+		run("add", "-A")
+		run("-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", c.ttft+c.build)
+		commits = append(commits, run("rev-parse", "HEAD"))
+	}
+	step := func() int {
+		c := exec.Command(path, "bisect", "--step", "-o", out)
+		c.Dir = repo
+		b, err := c.CombinedOutput()
+		if err == nil {
+			return 0
+		}
+		t.Logf("%s", b)
+		return c.ProcessState.ExitCode()
+	}
+	if code := step(); code != stepAbort {
+		t.Errorf("without ends: exit %d", code)
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b := &bisection{a: &app{out: io.Discard, err: io.Discard}, o: bisectFlags{metric: "ttft", build: "sh build.sh", file: "d.yaml", trace: trace, speed: 10, maxRequests: 5, allowInvalid: true, seed: 1, out: out, deploy: deployFlags{exclusive: "on"}}}
+	if err := b.keepEnds(commits[0], commits[2], experiment.Ends{Good: math.Log(5), Bad: math.Log(2000), SD: 0.5}); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []int{stepGood, stepSkip, stepBad} {
+		run("checkout", "-q", commits[i])
+		if code := step(); code != want {
+			t.Errorf("commit %d: exit %d, want %d", i, code, want)
+		}
+	}
+	if trees := run("worktree", "list"); strings.Count(trees, "\n") != 0 {
+		t.Errorf("worktrees are left: %s", trees)
 	}
 }

@@ -35,7 +35,9 @@ var ErrSkip = errors.New("the commit cannot be measured")
 
 // Ends are what is known of both ends: their levels, and the deviation of one launch.
 type Ends struct {
-	Good, Bad, SD float64
+	Good float64 `json:"good"`
+	Bad  float64 `json:"bad"`
+	SD   float64 `json:"sd"`
 }
 
 // EndsOf takes the ends from a gate of the good against the bad commit. It refuses ends that do not reproduce, and a gap that single
@@ -101,7 +103,6 @@ func Bisect(ctx context.Context, good string, commits []string, e Ends, o Bisect
 	if len(commits) == 0 {
 		return Found{}, errors.New("bisect: there is no commit between the ends")
 	}
-	o.Odds, o.Launches = cmp.Or(o.Odds, 99), cmp.Or(o.Launches, 8)
 	f := Found{Classes: map[string]Class{good: Good, commits[len(commits)-1]: Bad}}
 	lo, hi := -1, len(commits)-1 // lo is good (−1 is good itself), hi is bad
 	for {
@@ -141,8 +142,15 @@ func (f *Found) middle(commits []string, lo, hi int) int {
 	return -1
 }
 
+// Classify says which end one commit is of, as Bisect does of each.
+func Classify(ctx context.Context, commit string, e Ends, o BisectOptions) (Class, error) {
+	f := Found{Classes: map[string]Class{}}
+	return f.classify(ctx, commit, e, o)
+}
+
 // classify launches a commit until its levels decide.
 func (f *Found) classify(ctx context.Context, commit string, e Ends, o BisectOptions) (Class, error) {
+	o.Odds, o.Launches = cmp.Or(o.Odds, 99), cmp.Or(o.Launches, 8)
 	odds, n := 0.0, 0
 	c := Skip
 	for n < o.Launches {

@@ -23,5 +23,11 @@ YAML
   git commit -qm "change $i"
 done
 "$tape" import azure-llm "$csv" -o "$work/trace" --force >/dev/null
-"$tape" bisect --good HEAD~9 --bad HEAD --build "sh build.sh" --deploy deploy.yaml --trace "$work/trace" --duration 4s --warm-up 10 \
-  --metric tpot "$@" -o "$work/out"
+flags=(--good HEAD~9 --bad HEAD --build "sh build.sh" --deploy deploy.yaml --trace "$work/trace" --duration 4s --warm-up 10 --metric tpot "$@" -o "$work/out")
+if [ "${GIT:-}" = 1 ]; then # git searches
+  "$tape" bisect --ends "${flags[@]}"
+  git bisect start HEAD HEAD~9
+  git bisect run "$tape" bisect --step -o "$work/out"
+else
+  "$tape" bisect "${flags[@]}"
+fi
