@@ -13,8 +13,6 @@ import (
 func diffCommand(a *app) *cobra.Command {
 	var o struct {
 		json, allowInvalid, singleRun bool
-		html                          string
-		force                         bool
 		slo                           string
 		minEffect, minTail            float64
 		seed                          int64
@@ -88,13 +86,13 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 			if err != nil {
 				return err
 			}
-			if o.html != "" {
+			if o.judge.html != "" {
 				page, err := report.Read(runs, analyzer.Options{SLO: slo})
 				if err != nil {
 					return err
 				}
 				page.Diff, page.Version = &d, version
-				if err := writeNew(o.html, o.force, page.HTML); err != nil {
+				if err := writeNew(o.judge.html, o.judge.force, page.HTML); err != nil {
 					return err
 				}
 			}
@@ -115,8 +113,6 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 	f.StringArrayVar(&o.candidate, "candidate", nil, "runs of the candidate, in the order of their pairs")
 	f.StringVar(&o.baseline, "baseline", "", "file of baseline save in place of base runs")
 	o.judge.add(f)
-	f.StringVar(&o.html, "html", "", "write a report of both runs to this file: one page that opens offline")
-	f.BoolVar(&o.force, "force", false, "replace a report that is there")
 	f.StringVar(&o.slo, "slo", "", "limits to compare attainment of, such as ttft=500ms,tpot=50ms")
 	f.Float64Var(&o.minEffect, "min-effect", 0, "smallest change of a typical request that matters, in percent (default: the metric's in docs/METRICS.md, 5)")
 	f.Float64Var(&o.minTail, "min-tail", 0, "smallest change of slow requests and percentiles that matters, in percent (default: the metric's, 10)")
@@ -130,7 +126,7 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 		flagGroup{"One run a side", []string{"single-run", "min-effect", "min-tail", "seed"}},
 		flagGroup{"Both", []string{"slo", "allow-invalid"}},
 		flagGroup{"Money, one run a side", []string{"gpu-hour-price", "fleet-gpus"}},
-		flagGroup{"Result", append([]string{"force"}, judgeWhere...)},
+		flagGroup{"Result", judgeWhere},
 	)
 	return c
 }

@@ -26,7 +26,8 @@ type judgeFlags struct {
 	allowInvalid                   bool
 	md, junit, openmetrics, influx string
 	remoteWrite, pushTokenEnv      string
-	annotations, annotate          string
+	annotations, annotate, html    string
+	force                          bool // replace an HTML report that is there
 }
 
 // add registers the flags.
@@ -38,6 +39,8 @@ func (j *judgeFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&j.window, "history", "30d", "how far back the history counts; 0 is all of it")
 	f.IntVar(&j.minSamples, "min-samples", 5000, "requests of a run below which the report says so")
 	f.StringVar(&j.md, "md", "", "write the verdict as Markdown, for a pull request comment")
+	f.StringVar(&j.html, "html", "", "write a report to this file: one page that opens offline")
+	f.BoolVar(&j.force, "force", false, "replace an HTML report that is there")
 	f.StringVar(&j.junit, "junit", "", "write it as JUnit XML")
 	f.StringVar(&j.annotations, "annotations", "", "write it as workflow commands of GitHub Actions, an annotation for each gated metric that changed or is undecided")
 	f.StringVar(&j.openmetrics, "openmetrics", "", "write it as OpenMetrics text (node_exporter's textfile collector reads it)")
@@ -49,7 +52,7 @@ func (j *judgeFlags) add(f *pflag.FlagSet) {
 // judgeNames are the flags of add, for help.
 var (
 	judgeHow   = []string{"rules", "tolerance", "policy", "db", "history", "min-samples"}
-	judgeWhere = []string{"json", "md", "html", "junit", "annotations", "openmetrics", "influx", "remote-write", "push-token-env"}
+	judgeWhere = []string{"json", "md", "html", "force", "junit", "annotations", "openmetrics", "influx", "remote-write", "push-token-env"}
 )
 
 // parseDays reads a duration that may be in days: 30d, 12h, 0.
@@ -146,6 +149,11 @@ func (a *app) reportVerdict(r experiment.Report, j judgeFlags, asJSON bool) erro
 	}
 	if err != nil {
 		return err
+	}
+	if j.html != "" {
+		if err := writeNew(j.html, j.force, r.HTML); err != nil {
+			return err
+		}
 	}
 	influx := j.influx
 	if experiment.IsURL(influx) {

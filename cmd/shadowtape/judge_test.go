@@ -31,12 +31,13 @@ func TestDiffOfLaunches(t *testing.T) {
 		return append(append(append(append([]string{"diff", "--base"}, a...), "--candidate"), candidate...), more...)
 	}
 	dir := t.TempDir()
+	page := filepath.Join(dir, "c.html")
 	md, xml, prom, line := filepath.Join(dir, "c.md"), filepath.Join(dir, "j.xml"), filepath.Join(dir, "o.prom"), filepath.Join(dir, "o.influx")
-	code, out, errs := invoke(args(b, "--md", md, "--junit", xml, "--openmetrics", prom, "--influx", line)...)
+	code, out, errs := invoke(args(b, "--md", md, "--junit", xml, "--openmetrics", prom, "--influx", line, "--html", page)...)
 	if code != exitWorse || !strings.HasPrefix(out, "REGRESSED: ttft +") || !strings.Contains(out, "5 pairs") || errs != "" {
 		t.Errorf("slower: exit %d\n%s%s", code, out, errs)
 	}
-	for _, f := range []string{md, xml, prom, line} {
+	for _, f := range []string{md, xml, prom, line, page} {
 		if s, err := os.Stat(f); err != nil || s.Size() < 100 {
 			t.Errorf("%s: %v", f, err)
 		}

@@ -375,6 +375,7 @@ func TestOutputs(t *testing.T) {
 		"junit":       {func(w *strings.Builder) error { return r.JUnit(w) }, []string{`failures="4"`, `name="tpot"`, "<failure message="}},
 		"openmetrics": {func(w *strings.Builder) error { return r.OpenMetrics(w) }, []string{"# TYPE shadowtape_gate_state gauge", `metric="ttft"`, "# EOF\n"}},
 		"annotations": {func(w *strings.Builder) error { return r.Annotations(w, "deploy/a,b.yaml") }, []string{"::error file=deploy/a%2Cb.yaml,title=TPOT%2C typical request regressed::+19.2 %25, interval [", "could have seen"}},
+		"html":        {func(w *strings.Builder) error { return r.HTML(w) }, []string{"<h1>❌ REGRESSED: ttft", "<circle ", "p03-candidate", "TPOT, typical request", "</html>"}},
 		"influx":      {func(w *strings.Builder) error { return r.Influx(w, time.Unix(1, 5)) }, []string{"shadowtape_gate,", " 1000000005\n", "change_percent="}},
 	} {
 		var out strings.Builder
@@ -385,6 +386,9 @@ func TestOutputs(t *testing.T) {
 			if !strings.Contains(out.String(), w) {
 				t.Errorf("%s lacks %q:\n%s", name, w, out.String())
 			}
+		}
+		if name == "html" && (strings.Contains(out.String(), "http") || strings.Contains(out.String(), "ZgotmplZ") || strings.Contains(out.String(), "<script")) {
+			t.Error("the page needs something from elsewhere")
 		}
 		if name == "text" && (strings.Count(out.String(), "\n") > 25) {
 			t.Errorf("the text has %d lines", strings.Count(out.String(), "\n"))
