@@ -212,6 +212,12 @@ func words(metric string) string {
 		return "prefix cache hits"
 	case "kv_preemptions":
 		return "preemptions"
+	case "mix_prefill_only":
+		return "time with prefill only"
+	case "mix_decode_only":
+		return "time with decode only"
+	case "mix_mixed":
+		return "time with prefill and decode at once"
 	case "server_waiting_mean":
 		return "requests waiting in the server"
 	}

@@ -20,6 +20,9 @@ func Defaults() []Metric {
 		{Name: "kv_usage_peak", Of: "kv_usage_peak", Kind: Share, Unit: "share", Tolerance: 0.02},
 		{Name: "kv_prefix_hit_rate", Of: "kv_prefix_hit_rate", Kind: Share, Unit: "share", Tolerance: 0.02},
 		{Name: "kv_preemptions", Of: "kv_preemptions", Kind: Count, Unit: "count", Tolerance: 0.99},
+		{Name: "mix_prefill_only", Of: "mix_prefill_only", Kind: Share, Unit: "share", Tolerance: 0.05},
+		{Name: "mix_decode_only", Of: "mix_decode_only", Kind: Share, Unit: "share", Tolerance: 0.05},
+		{Name: "mix_mixed", Of: "mix_mixed", Kind: Share, Unit: "share", Tolerance: 0.05},
 		{Name: "server_waiting_mean", Of: "server_waiting_mean", Kind: Count, Unit: "requests", Tolerance: 0.5},
 	}
 }
