@@ -128,7 +128,9 @@ const (
 const (
 	ErrorConnect     = "connect"           // no connection to the target
 	ErrorReset       = "reset"             // the connection broke before the answer was whole
-	ErrorTimeout     = "timeout"           // no whole answer within the deadline
+	ErrorTimeout     = "timeout"           // no answer had begun by the deadline; of imported files: no whole answer
+	ErrorStall       = "stall"             // the answer had begun, and nothing more of it came for a while before the deadline
+	ErrorEndless     = "endless"           // the answer was still coming at the deadline, or was longer than anybody reads
 	ErrorInStream    = "error_in_stream"   // HTTP 200, then an error in the stream
 	ErrorIncomplete  = "incomplete_stream" // the stream ended without a finish reason
 	ErrorContentType = "content_type"      // the answer is no JSON and no event stream

@@ -19,17 +19,17 @@ const (
 	seriesRows = 1 << 16 // rows of a row group of a series file
 )
 
-// RunWriter writes a run directory. Its methods are safe for concurrent use; a call may wait while a segment is synced to disk. A journal
-// keeps the exchanges where the process is killed; Repair brings them back.
+// RunWriter writes a run directory. Its methods are safe for concurrent use; a call may wait while a segment is synced to disk. Journals
+// keep the exchanges and the samples where the process is killed; Repair brings them back.
 type RunWriter struct {
 	mu        sync.Mutex
 	where     string
 	spool     string // the directory that it is written to first, where it goes to object storage; ""
 	store     Store
 	exchanges *Writer
-	server    *series[ServerSample]
-	client    *series[ClientSample]
-	gpu       *series[gpuRow]
+	server    *sampleLog[ServerSample]
+	client    *sampleLog[ClientSample]
+	gpu       *sampleLog[gpuRow]
 }
 
 // CreateRun starts a run directory. It refuses to overwrite what exists (errors.Is(err, fs.ErrExist)). Until Close, run.json says that
@@ -55,14 +55,14 @@ func CreateRun(where string, m Manifest) (*RunWriter, error) {
 	if kind == "" {
 		kind = "replay"
 	}
-	w := &RunWriter{where: name, spool: spool, store: store,
-		server: &series[ServerSample]{store: store, name: serverFile, version: m.ToolVersion},
-		client: &series[ClientSample]{store: store, name: clientFile, version: m.ToolVersion},
-		gpu:    &series[gpuRow]{store: store, name: gpuFile, version: m.ToolVersion}}
+	w := &RunWriter{where: name, spool: spool, store: store}
 	w.exchanges = newWriter(where, store, Header{ToolVersion: m.ToolVersion, SourceKind: kind, Source: m.TracePath}, SegmentOptions{Journal: true})
 	if err := w.exchanges.begin(); err != nil {
 		return nil, fmt.Errorf("create run %s: %w", where, err)
 	}
+	w.server = &sampleLog[ServerSample]{w: w.exchanges, kind: serverKind}
+	w.client = &sampleLog[ClientSample]{w: w.exchanges, kind: clientKind}
+	w.gpu = &sampleLog[gpuRow]{w: w.exchanges, kind: gpuKind}
 	return w, nil
 }
 
@@ -105,7 +105,7 @@ func (w *RunWriter) WriteClient(s ClientSample) error {
 func (w *RunWriter) Close(m Manifest) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	err := errors.Join(w.exchanges.Close(), w.server.close(), w.client.close(), w.gpu.close())
+	err := errors.Join(w.exchanges.Close(), w.server.join(), w.client.join(), w.gpu.join())
 	if err != nil {
 		m.Valid, m.Invalid = false, append([]string{"not everything could be written"}, m.Invalid...)
 	}

@@ -148,6 +148,50 @@ func (l *sampleLog[T]) fold() error {
 	return err
 }
 
+// join folds what is open and makes one part of all there are: a run's samples of a kind are one file.
+func (l *sampleLog[T]) join() error {
+	if err := l.fold(); err != nil {
+		return err
+	}
+	parts, err := sampleParts(l.w.store, l.kind, segmentSuffix)
+	if err != nil || len(parts) < 2 {
+		return err
+	}
+	out := &series[T]{store: l.w.store, name: partName(l.kind, 1, segmentSuffix), version: l.w.h.ToolVersion}
+	var rows []T
+	for _, p := range parts {
+		var werr error
+		err = eachSample(l.w.store, p.Name, func(r T) bool {
+			if rows = append(rows, r); len(rows) == 1024 {
+				werr = out.write(rows)
+				rows = rows[:0]
+			}
+			return werr == nil
+		})
+		if err = errors.Join(err, werr); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = out.write(rows)
+	}
+	if err != nil {
+		if out.w != nil {
+			err = errors.Join(err, out.object.Discard())
+		}
+		return err // the parts are all there
+	}
+	if err := out.close(); err != nil {
+		return err
+	}
+	for _, p := range parts {
+		if p.Name != out.name {
+			err = errors.Join(err, l.w.store.Remove(p.Name))
+		}
+	}
+	return err
+}
+
 // foldSamples makes a part of a journal of samples and removes the journal. Where the part is there already it comes out the same. torn
 // says that the journal's last record is cut.
 func foldSamples[T any](s Store, name string) (part string, torn bool, err error) {
@@ -210,6 +254,8 @@ func sampledAt(row any) int64 {
 	switch r := row.(type) {
 	case *ServerSample:
 		return r.UnixNS
+	case *ClientSample:
+		return r.UnixNS
 	case *gpuRow:
 		return r.UnixNS
 	}
@@ -218,8 +264,11 @@ func sampledAt(row any) int64 {
 
 // repairSamples folds a journal of samples, whatever its kind.
 func repairSamples(s Store, name string) (part string, torn bool, err error) {
-	if sampleKind(name) == gpuKind {
+	switch sampleKind(name) {
+	case gpuKind:
 		return foldSamples[gpuRow](s, name)
+	case clientKind:
+		return foldSamples[ClientSample](s, name)
 	}
 	return foldSamples[ServerSample](s, name)
 }

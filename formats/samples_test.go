@@ -317,3 +317,66 @@ func FuzzSamples(f *testing.F) {
 		_ = eachRow(memory{bytes.NewReader(b)}, func(gpuRow) bool { return true })
 	})
 }
+
+// TestRunSamplesOutliveTheProcess: what a run has sampled when it is killed comes back with its exchanges; of a run that ends there is one
+// file of each kind, however many parts it took.
+func TestRunSamplesOutliveTheProcess(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "run")
+	w, err := CreateRun(where, Manifest{Kind: "replay"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(at int64) {
+		t.Helper()
+		if err := errors.Join(w.WriteServer(sampleRows(at, 2)), w.WriteClient(ClientSample{UnixNS: at, Sent: at}), w.WriteGPU([]GPUSample{{UnixNS: at, UUID: "GPU-a"}}), w.Write(&Exchange{ArrivalUnixNS: at})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for at := range int64(3) {
+		write(at)
+		if at == 1 { // as after 4 MiB
+			if err := errors.Join(w.server.fold(), w.client.fold()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	killed := filepath.Join(t.TempDir(), "killed")
+	if err := os.CopyFS(killed, os.DirFS(where)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Repair(killed); err != nil {
+		t.Fatal(err)
+	}
+	check := func(where string, want []int64, file string) {
+		t.Helper()
+		server, gpu := readTimes(t, where)
+		tr, err := Open(where)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tr.Close()
+		var client []int64
+		for s, err := range tr.ClientSamples() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			client = append(client, s.Sent)
+		}
+		var twice []int64
+		for _, v := range want {
+			twice = append(twice, v, v)
+		}
+		if !slices.Equal(server, twice) || !slices.Equal(gpu, want) || !slices.Equal(client, want) {
+			t.Errorf("server %v, gpu %v, client %v, want %v", server, gpu, client, want)
+		}
+		if n := names(t, where); slices.Contains(n, "server-00002.parquet") != (file != "") {
+			t.Errorf("%q", n)
+		}
+	}
+	check(killed, []int64{0, 1, 2}, "server-00002.parquet")
+	write(3)
+	if err := w.Close(Manifest{Kind: "replay", Valid: true}); err != nil {
+		t.Fatal(err)
+	}
+	check(where, []int64{0, 1, 2, 3}, "")
+}

@@ -378,13 +378,13 @@ func TestHTTP2FaultsOfTheTarget(t *testing.T) {
 			half(w)
 			tell(w, `data: {"error":{"message":"no"}}`+"\n\n", done)
 		}, formats.ErrorInStream, formats.EndErrorInStream, 200, 20 * ms},
-		{"stall", func(w http.ResponseWriter, r *http.Request) { half(w); <-r.Context().Done() }, formats.ErrorTimeout, formats.EndTimeout, 200, time.Minute},
+		{"stall", func(w http.ResponseWriter, r *http.Request) { half(w); <-r.Context().Done() }, formats.ErrorStall, formats.EndTimeout, 200, time.Minute},
 		{"slow head", func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, formats.ErrorTimeout, formats.EndTimeout, 0, time.Minute},
 		{"endless stream", func(w http.ResponseWriter, r *http.Request) {
 			for events(w); r.Context().Err() == nil; {
 				tell(w, 100*ms, token)
 			}
-		}, formats.ErrorTimeout, formats.EndTimeout, 200, time.Minute},
+		}, formats.ErrorEndless, formats.EndTimeout, 200, time.Minute},
 		{"no token", func(w http.ResponseWriter, r *http.Request) { events(w); tell(w, role, stop, done) }, formats.ErrorNoTokens, formats.EndComplete, 200, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -250,7 +250,7 @@ func TestFaultsOfTheTarget(t *testing.T) {
 		{"error in the stream", func(w io.Writer) error {
 			return errors.Join(halfStream(w), say(w, chunk(`data: {"error":{"message":"no","code":400}}`+"\n\n"), chunk(done), "0\r\n\r\n"))
 		}, formats.ErrorInStream, formats.EndErrorInStream, 200, 20 * ms},
-		{"stall", func(w io.Writer) error { return errors.Join(halfStream(w), say(w, time.Hour)) }, formats.ErrorTimeout, formats.EndTimeout, 200, time.Minute},
+		{"stall", func(w io.Writer) error { return errors.Join(halfStream(w), say(w, time.Hour)) }, formats.ErrorStall, formats.EndTimeout, 200, time.Minute},
 		{"slow head", func(w io.Writer) error { return say(w, time.Hour, sseHead) }, formats.ErrorTimeout, formats.EndTimeout, 0, time.Minute},
 		{"endless stream", func(w io.Writer) error {
 			if err := say(w, sseHead); err != nil {
@@ -261,7 +261,7 @@ func TestFaultsOfTheTarget(t *testing.T) {
 					return err
 				}
 			}
-		}, formats.ErrorTimeout, formats.EndTimeout, 200, time.Minute},
+		}, formats.ErrorEndless, formats.EndTimeout, 200, time.Minute},
 		{"no token", func(w io.Writer) error { return say(w, sseHead, chunk(role), chunk(stop), chunk(done), "0\r\n\r\n") }, formats.ErrorNoTokens, formats.EndComplete, 200, 0},
 		{"compressed unasked", func(w io.Writer) error {
 			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\x08")

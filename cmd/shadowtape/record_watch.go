@@ -22,7 +22,7 @@ func metricsPages(urls []string) ([]promtext.Endpoint, error) {
 	for _, u := range urls {
 		p, err := url.Parse(u)
 		if err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {
-			errs = append(errs, fmt.Errorf("%q is no http or https URL of a metrics page", u))
+			errs = append(errs, fmt.Errorf("%q is no http or https URL of a metrics page", withoutSecrets(u)))
 			continue
 		}
 		p.User, p.RawQuery, p.Fragment = nil, "", ""

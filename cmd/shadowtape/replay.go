@@ -219,7 +219,7 @@ func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error
 	if o.proxy != "" {
 		p, err := url.Parse(o.proxy)
 		if err != nil {
-			bad("--proxy: %w", err)
+			bad("--proxy %q is no URL", withoutSecrets(o.proxy))
 		}
 		jo.Client.Proxy = p
 	}
@@ -309,7 +309,18 @@ func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error
 	return jo, nil
 }
 
-// commandLine is what was called, with the values of headers left out.
+// withoutSecrets is an address without what may be secret in it: a user and password, a query, a fragment. What is no address stays.
+func withoutSecrets(s string) string {
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		return s
+	}
+	rest, _, _ = strings.Cut(rest, "#")
+	rest, _, _ = strings.Cut(rest, "?")
+	return scheme + "://" + rest[strings.LastIndexByte(rest, '@')+1:]
+}
+
+// commandLine is what was called, without the values of headers and what may be secret in addresses.
 func commandLine(c *cobra.Command, args ...string) []string {
 	out := append(strings.Fields(c.CommandPath()), args...)
 	c.Flags().Visit(func(f *pflag.Flag) {
@@ -318,11 +329,11 @@ func commandLine(c *cobra.Command, args ...string) []string {
 				if f.Name == "header" {
 					s, _, _ = strings.Cut(s, ":")
 				}
-				out = append(out, "--"+f.Name+"="+s)
+				out = append(out, "--"+f.Name+"="+withoutSecrets(s))
 			}
 			return
 		}
-		out = append(out, "--"+f.Name+"="+f.Value.String())
+		out = append(out, "--"+f.Name+"="+withoutSecrets(f.Value.String()))
 	})
 	return out
 }
@@ -360,6 +371,9 @@ func printPlan(a *app, p job.Plan) error {
 	_, err := fmt.Fprintf(a.err, "plan: %d requests%s in %v, peak %.0f/s, %d input and %d output tokens\n      target %s (%s), model %s\n      %s; prompts: %s; output lengths: %s\n",
 		p.Requests, warm, p.Duration.Round(time.Millisecond), p.PeakRate, p.InputTokens, p.OutputTokens, strings.Join(p.Targets, " "), p.Dialect, p.Model,
 		strings.Join(endpoints, ", "), prompts, lengths)
+	if err == nil && p.Overlapping > 0 {
+		_, err = fmt.Fprintf(a.err, "      %d turns come at their recorded times before the answer before them, if answers take as long as they did%s\n", p.Overlapping, map[bool]string{true: ": they wait"}[p.ThinkTime])
+	}
 	if d := p.Drawn.String(); err == nil && d != "" {
 		_, err = fmt.Fprintf(a.err, "      drawn from a model, as the trace does not say it: %s\n", d)
 	}

@@ -467,3 +467,70 @@ func TestReplayDrawsWhatIsMissing(t *testing.T) {
 		}
 	}
 }
+
+// Nothing secret of an address reaches run.json, server.parquet or an error.
+func TestAddressesLoseTheirSecrets(t *testing.T) {
+	for in, want := range map[string]string{
+		"http://user:hunter2@host:1/metrics?token=hunter2#hunter2": "http://host:1/metrics",
+		"https://host/v1":              "https://host/v1",
+		"http://a:hun/ter2@host:bad/x": "http://host:bad/x",
+		"16":                           "16",
+	} {
+		if got := withoutSecrets(in); got != want {
+			t.Errorf("%s becomes %s, want %s", in, got, want)
+		}
+	}
+	target, _ := startSim(t, "--profile", "instant")
+	dir := filepath.Join(t.TempDir(), "run")
+	secret := strings.Replace(target, "http://", "http://user:hunter2@", 1) + "/metrics?token=hunter2"
+	code, out, errs := shadowtape(t, "replay", smallTrace(t, 5, time.Millisecond, nil), "--target", target, "--metrics", secret, "--gpu-metrics", "http://user:hunter2@127.0.0.1:1/metrics?k=hunter2", "-o", dir, "--allow-invalid")
+	if code != exitGood || strings.Contains(out+errs, "hunter2") {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if strings.Contains(string(b), "hunter2") {
+			t.Errorf("%s holds a secret", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for _, args := range [][]string{{"--metrics", "ftp://user:hunter2@host"}, {"--proxy", "http://user:hunter2@host:bad"}, {"--proxy", "socks5://user:hunter2@host"}, {"--target", "http://user:hunter2@host:bad"}, {"--target", "http://user:hunter2@host"}} {
+		code, out, errs := shadowtape(t, append([]string{"replay", "x", "--target", "http://127.0.0.1:1", "-o", dir}, args...)...)
+		if code == exitGood || strings.Contains(out+errs, "hunter2") {
+			t.Errorf("%v: exit %d\n%s%s", args, code, out, errs)
+		}
+	}
+}
+
+// The plan says how many turns would come before the answer before them, at the replay's speed.
+func TestReplayPlansOverlaps(t *testing.T) {
+	target, _ := startSim(t, "--profile", "instant")
+	// Four sessions of five turns, 40 ms apart, each answered in 30 ms: none overlaps at the recorded speed, all but the first do at twice that.
+	trace := smallTrace(t, 20, 10*time.Millisecond, func(i int, x *formats.Exchange) {
+		x.SessionID, x.EndNS = formats.Of(formats.Hash{byte(i % 4)}), formats.Of(int64(30*time.Millisecond))
+	})
+	for _, c := range []struct {
+		args []string
+		want float64
+		says string
+	}{
+		{nil, 0, "plan: 20 requests"},
+		{[]string{"--speed", "2"}, 16, "16 turns come at their recorded times before the answer before them, if answers take as long as they did\n"},
+		{[]string{"--speed", "2", "--sessions", "think-time"}, 16, "if answers take as long as they did: they wait\n"},
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		code, out, errs := shadowtape(t, append([]string{"replay", trace, "--target", target, "-o", dir, "--allow-invalid"}, c.args...)...)
+		if code != exitGood || !strings.Contains(errs, c.says) {
+			t.Fatalf("%v: exit %d\n%s%s", c.args, code, out, errs)
+		}
+		if m, _ := readRun(t, dir); m.Fidelity["overlapping_turns_planned"] != c.want {
+			t.Errorf("%v: %v planned", c.args, m.Fidelity["overlapping_turns_planned"])
+		}
+	}
+}

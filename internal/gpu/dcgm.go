@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -124,7 +125,7 @@ func WatchDCGM(ctx context.Context, urls []string, every time.Duration, sink fun
 			page, err := fetch(ctx, client, u)
 			rows := ParseDCGM(page, now)
 			if err == nil && len(rows) == 0 {
-				err = fmt.Errorf("%s has no DCGM_FI_ series", u)
+				err = fmt.Errorf("%s has no DCGM_FI_ series", bare(u))
 			}
 			switch {
 			case ctx.Err() != nil:
@@ -150,25 +151,38 @@ func WatchDCGM(ctx context.Context, urls []string, every time.Duration, sink fun
 	}
 }
 
-func fetch(ctx context.Context, client *http.Client, url string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+// bare is a URL without what may be secret in it.
+func bare(s string) string {
+	u, err := url.Parse(s)
 	if err != nil {
-		return nil, err
+		return "the exporter's page"
 	}
-	resp, err := client.Do(req)
+	u.User, u.RawQuery, u.Fragment = nil, "", ""
+	return u.String()
+}
+
+func fetch(ctx context.Context, client *http.Client, where string) ([]byte, error) {
+	var resp *http.Response
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, where, nil)
+	if err == nil {
+		resp, err = client.Do(req)
+	}
+	if ue := (*url.Error)(nil); errors.As(err, &ue) {
+		err = ue.Err // its URL is the one that was given
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("ask %s: %w", bare(where), err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers HTTP %d", url, resp.StatusCode)
+		return nil, fmt.Errorf("%s answers HTTP %d", bare(where), resp.StatusCode)
 	}
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxPage+1))
 	if err == nil && len(b) > maxPage {
 		err = errors.New("its page is longer than 16 MiB")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", url, err)
+		return nil, fmt.Errorf("read %s: %w", bare(where), err)
 	}
 	return b, nil
 }

@@ -99,10 +99,11 @@ func (o *Options) defaults() {
 func parseTarget(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("target %q is no http or https URL", s)
+		scheme, rest, _ := strings.Cut(s, "://")
+		return nil, fmt.Errorf("target %q is no http or https URL", scheme+"://"+rest[strings.LastIndexByte(rest, '@')+1:])
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("target %q has a query or fragment", s)
+		return nil, fmt.Errorf("target %q has a query or fragment", u.Scheme+"://"+u.Host+u.Path)
 	}
 	if u.User != nil {
 		return nil, fmt.Errorf("target %q carries a password: give it as a header", u.Redacted())

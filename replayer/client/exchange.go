@@ -18,6 +18,9 @@ import (
 // answered a byte.
 const maxAttempts = 3
 
+// stallAfter is the silence before a deadline from which an answer has stalled; half of the time will do.
+const stallAfter = 10 * time.Second
+
 // doneGrace is how long after the stream has said that it is over its framing may take to end.
 const doneGrace = time.Second
 
@@ -238,7 +241,7 @@ func (k *conn) answer(x *formats.Exchange, clk Clock, due int64, werr error, ret
 	err = k.body(x, clk, due, &b, r, cut)
 	x.ResponseBytes = formats.Of(b.total)
 	r.End(k.readAt-due, b.done)
-	verdict(x, &h, err, clk.Now()-due)
+	verdict(x, &h, err, k.heard-due, clk.Now()-due)
 	if err == nil && b.done && h.keepAlive && !k.spent && k.r == k.w {
 		k.target.put(k, h)
 	} else {
@@ -247,8 +250,9 @@ func (k *conn) answer(x *formats.Exchange, clk Clock, due int64, werr error, ret
 	return false
 }
 
-// verdict names what went wrong with an answer whose head came, beyond what its body says; now is an offset from the arrival.
-func verdict(x *formats.Exchange, h *head, err error, now int64) {
+// verdict names what went wrong with an answer whose head came, beyond what its body says. heard is when the last
+// of it came, and now is now, as offsets from the arrival.
+func verdict(x *formats.Exchange, h *head, err error, heard, now int64) {
 	switch {
 	case err == errAborted:
 		x.ErrorKind, x.EndReason = "", formats.EndClientAbort
@@ -259,6 +263,10 @@ func verdict(x *formats.Exchange, h *head, err error, now int64) {
 	case err != nil && !errors.Is(err, io.EOF) && x.EndReason != formats.EndErrorInStream: // of an end too early the body knows more
 		x.ErrorKind, x.EndReason = classify(err)
 		if x.EndReason == formats.EndTimeout {
+			x.ErrorKind = formats.ErrorEndless
+			if silent := time.Duration(now - heard); silent >= stallAfter || 2*silent >= time.Duration(now) {
+				x.ErrorKind = formats.ErrorStall
+			}
 			x.EndNS = formats.Of(now) // when it was given up
 		}
 	}
@@ -329,7 +337,9 @@ func classify(err error) (kind string, reason formats.EndReason) {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return formats.ErrorTimeout, formats.EndTimeout
-	case errors.Is(err, errProtocol), errors.Is(err, errTooLong):
+	case errors.Is(err, errTooLong):
+		return formats.ErrorEndless, formats.EndServerAbort
+	case errors.Is(err, errProtocol):
 		return formats.ErrorProtocol, formats.EndServerAbort
 	}
 	return formats.ErrorReset, formats.EndServerAbort

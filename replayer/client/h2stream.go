@@ -246,6 +246,6 @@ func (s *stream) settle(w *Wire, retry, kept bool) (again bool) {
 	}
 	x.ResponseBytes = formats.Of(s.total)
 	s.response.End(s.last-s.due, s.whole)
-	verdict(x, &s.head, err, s.clk.Now()-s.due)
+	verdict(x, &s.head, err, s.last-s.due, s.clk.Now()-s.due)
 	return false
 }

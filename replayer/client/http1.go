@@ -229,6 +229,7 @@ type conn struct {
 	buf    []byte
 	r, w   int   // unread bytes are buf[r:w]
 	readAt int64 // when the bytes of the last read were there, by the run's clock
+	heard  int64 // readAt of the last read that brought anything
 	kernel bool  // readAt is the kernel's
 	delay  int64 // nanoseconds from readAt to the return of the read; only where kernel
 	used   int   // exchanges so far
@@ -272,6 +273,9 @@ func (c *conn) took(clk Clock, n int) {
 				c.delay = now - c.readAt
 			}
 		}
+	}
+	if n > 0 {
+		c.heard = c.readAt
 	}
 }
 

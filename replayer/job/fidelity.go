@@ -66,7 +66,7 @@ func fidelity(s *replayer.Stats, p Plan) map[string]any {
 		f["drawn"] = d
 	}
 	if p.Sessions {
-		f["overlapping_turns"] = s.Overlapped
+		f["overlapping_turns"], f["overlapping_turns_planned"] = s.Overlapped, p.Overlapping
 	}
 	seconds := func(d formats.Null[time.Duration]) any {
 		if !d.Valid {

@@ -126,16 +126,20 @@ func (o Options) Validate() error {
 
 // Plan is what a replay is about to do. Its figures leave the warm-up out.
 type Plan struct {
-	Requests     int64         // that this replayer sends
-	Schedule     int64         // of the whole schedule, where this is one of several shards; else Requests
-	Arrivals     int64         // of the whole schedule, its preroll included
-	Warmup       int64         // requests of the preroll
-	Users        int           // of a closed loop; the requests are then those it takes from, and Duration its end
-	Duration     time.Duration // to the last arrival, warm-up included
-	PeakRate     float64       // the most arrivals in one second
-	Speed        float64       // how many times as fast as recorded
-	Quantum      time.Duration // the tick of the trace's clock, where arrivals share times; 0: none
-	Sessions     bool          // the trace has sessions
+	Requests int64         // that this replayer sends
+	Schedule int64         // of the whole schedule, where this is one of several shards; else Requests
+	Arrivals int64         // of the whole schedule, its preroll included
+	Warmup   int64         // requests of the preroll
+	Users    int           // of a closed loop; the requests are then those it takes from, and Duration its end
+	Duration time.Duration // to the last arrival, warm-up included
+	PeakRate float64       // the most arrivals in one second
+	Speed    float64       // how many times as fast as recorded
+	Quantum  time.Duration // the tick of the trace's clock, where arrivals share times; 0: none
+	Sessions bool          // the trace has sessions
+	// Overlapping is how many turns come, at their recorded times, before the answer before them has ended, if answers take as long as in
+	// the recording. Sessions in think time make them wait.
+	Overlapping  int64
+	ThinkTime    bool // turns wait for the answer before them
 	InputTokens  int64
 	OutputTokens int64
 	Endpoints    map[formats.Endpoint]int64 // as they will be asked
@@ -191,6 +195,7 @@ func Prepare(ctx context.Context, o Options) (*Job, error) {
 		}
 	}
 	j := &Job{o: o, client: c}
+	j.Plan.ThinkTime = o.Selection.ThinkTime
 	if o.filling != nil {
 		j.Plan.Warnings = append(j.Plan.Warnings, o.filling.Warnings...)
 	}

@@ -147,7 +147,9 @@ func judge(m *formats.Manifest, s replayer.Stats, limits replayer.Limits, planne
 // noteTexts say what Prompts.Notes counts.
 var noteTexts = map[string]string{
 	"tools_left_out":           "the recorded tools were left out",
-	"media_left_out":           "recorded images or audio were left out",
+	"images_left_out":          "recorded images were left out, as the server takes none; text makes up their tokens",
+	"audio_left_out":           "recorded audio was left out, as its length is not recorded; text makes up its tokens",
+	"prompts_divided":          "several prompts in one request got equal shares of its tokens, as theirs are not recorded",
 	"stream_unknown":           "the trace does not say whether the answer was streamed, so it was",
 	"output_unknown":           "the trace does not say how long the answer was, so the model decided",
 	"output_not_forced":        "the answer's length was limited but not forced",

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/replayer"
 	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
@@ -12,7 +13,7 @@ import (
 func (j *Job) count(endpoint formats.Endpoint) error {
 	sel := &j.o.Selection
 	columns := []formats.Column{formats.ColExchangeID, formats.ColArrival, formats.ColPhase, formats.ColArrivalIndex, formats.ColInputTokens, formats.ColOutputTokens, formats.ColEndpoint,
-		formats.ColServerID, formats.ColTenantID, formats.ColRequestModel, formats.ColSessionID, formats.ColSourceID, formats.ColToolCount, formats.ColImageCount}
+		formats.ColServerID, formats.ColTenantID, formats.ColRequestModel, formats.ColSessionID, formats.ColSourceID, formats.ColToolCount, formats.ColImageCount, formats.ColEnd}
 	h := j.o.header()
 	bytes := h.PrefixBlockUnit == "bytes"
 	if bytes {
@@ -47,6 +48,7 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 	}
 	var second, inSecond, noInput int64
 	var prompt, tokens float64
+	turns := recordedTurns{}
 	for a, err := range once.Apply(rows, pl.Speed) {
 		if err != nil {
 			return err
@@ -82,6 +84,7 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 		}
 		pl.Endpoints[e]++
 		pl.Drawn.Add(x)
+		turns.add(a, pl)
 		if !x.InputTokens.Valid {
 			noInput++
 		}
@@ -104,4 +107,29 @@ func (j *Job) count(endpoint formats.Endpoint) error {
 		pl.Warnings = append(pl.Warnings, fmt.Sprintf("%d of %d requests do not say how long their prompt was, and will not be sent", noInput, pl.Requests))
 	}
 	return nil
+}
+
+// recordedTurns follows when the recorded answer before a session's turn would end in the replay: as long after its arrival as in the
+// recording, whatever the speed.
+type recordedTurns map[session]time.Duration
+
+type session struct {
+	id   formats.Hash
+	loop int32
+}
+
+func (r recordedTurns) add(a replayer.Arrival, pl *Plan) {
+	x := a.Exchange
+	if !x.SessionID.Valid {
+		return
+	}
+	k := session{x.SessionID.V, a.Loop}
+	end, follows := r[k]
+	if follows && end > a.At {
+		pl.Overlapping++
+	}
+	if x.EndNS.Valid {
+		end = max(end, a.At+time.Duration(x.EndNS.V))
+	}
+	r[k] = end
 }

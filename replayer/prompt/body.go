@@ -79,6 +79,7 @@ func (p *Maker) prompt(w *writer, x *formats.Exchange, c *Calibration) {
 		p.one(w, x, n, c)
 		return
 	}
+	p.note("prompts_divided")
 	w.b = append(w.b, '[')
 	for i := range count {
 		if i > 0 {
@@ -118,12 +119,13 @@ func (p *Maker) chat(w *writer, x *formats.Exchange) {
 			x.ToolCount, x.ToolBytes = formats.Null[int32]{}, none
 		}
 	}
-	if x.ImageCount.V > 0 && !p.o.Images || x.AudioCount.V > 0 {
-		p.note("media_left_out")
+	if x.ImageCount.V > 0 && !p.o.Images {
+		p.note("images_left_out")
+		x.ImageCount, x.ImagePixels = formats.Null[int32]{}, none
+	}
+	if x.AudioCount.V > 0 { // how long it was is not recorded
+		p.note("audio_left_out")
 		x.AudioCount = formats.Null[int32]{}
-		if !p.o.Images {
-			x.ImageCount, x.ImagePixels = formats.Null[int32]{}, none
-		}
 	}
 	w.name("messages")
 	p.chatMessages(w, x, tokens)
