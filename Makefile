@@ -81,7 +81,7 @@ interop: ## real clients against real servers through the recording proxy (needs
 bench-accuracy: ## the replayer's own error: its times against the simulator's emission log, at 1 to 1,000 streams
 	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -run TestBenchAccuracy -v ./cmd/shadowtape
 
-bench-lag: ## how late requests leave at 100 to 5,000 a second, and in a burst
+bench-lag: ## how late requests leave at 100 to 5,000 a second, 10 s each (SHADOWTAPE_BENCH_SECONDS=100 for dispersion over 10 s), and in a burst
 	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -run TestBenchLag -v ./cmd/shadowtape
 
 bench-analyze: ## ten million exchanges summarized, beside DuckDB on the same file (needs python3 and network)

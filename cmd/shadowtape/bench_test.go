@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -200,8 +201,8 @@ func benchAccuracy(t *testing.T, bin string, streams int, clock string) {
 // TestBenchLag measures how late requests leave, and whether the load that left is the load that was scheduled.
 func TestBenchLag(t *testing.T) {
 	bin := binary(t)
-	fmt.Println("| rate/s | requests | late > 1 ms | send lag p50 ms | p90 | p99 | p99.9 | max | completed | idc 1 s | of schedule | gap autocorrelation | of schedule | KS of gaps |")
-	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+	fmt.Println("| rate/s | requests | late > 1 ms | send lag p50 ms | p90 | p99 | p99.9 | max | completed | idc 1 s | of schedule | idc 10 s | of schedule | gap autocorrelation | of schedule | KS of gaps |")
+	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, rate := range []float64{100, 500, 1000, 2000, 5000} {
 		t.Run(fmt.Sprintf("rate=%.0f", rate), func(t *testing.T) { benchLag(t, bin, rate) })
 	}
@@ -210,7 +211,7 @@ func TestBenchLag(t *testing.T) {
 
 func benchLag(t *testing.T, bin string, rate float64) {
 	{
-		n := int(rate * 10)
+		n := int(rate * benchSeconds(t))
 		trace := load(t, n, 16, 2, poisson(rate, uint64(rate)))
 		out := filepath.Join(t.TempDir(), "run")
 		url, stop := simulate(t, bin, "--profile", "instant", "--max-num-seqs", "100000")
@@ -233,8 +234,8 @@ func benchLag(t *testing.T, bin string, rate float64) {
 			got = append(got, float64(x.ArrivalUnixNS+x.SentNS.V-rows[0].ArrivalUnixNS)/1e9)
 		}
 		slices.Sort(got)
-		fmt.Printf("| %.0f | %d | %.3f %% | %.3f | %.3f | %.3f | %.3f | %.3f | %d | %.3f | %.3f | %.4f | %.4f | %.4f |\n", rate, len(rows), 100*float64(late)/float64(len(rows)), quantile(lag, 0.5), quantile(lag, 0.9),
-			quantile(lag, 0.99), quantile(lag, 0.999), quantile(lag, 1), m.Requests.Completed, dispersion(got, 1), dispersion(want, 1), autocorrelation(got), autocorrelation(want), kolmogorov(got, want))
+		fmt.Printf("| %.0f | %d | %.3f %% | %.3f | %.3f | %.3f | %.3f | %.3f | %d | %.3f | %.3f | %s | %s | %.4f | %.4f | %.4f |\n", rate, len(rows), 100*float64(late)/float64(len(rows)), quantile(lag, 0.5), quantile(lag, 0.9),
+			quantile(lag, 0.99), quantile(lag, 0.999), quantile(lag, 1), m.Requests.Completed, dispersion(got, 1), dispersion(want, 1), overTens(got), overTens(want), autocorrelation(got), autocorrelation(want), kolmogorov(got, want))
 	}
 }
 
@@ -260,6 +261,27 @@ func benchBurst(t *testing.T, bin string) {
 	}
 	fmt.Printf("\nburst of %d in one instant: first byte of the first after %.3f ms, of half after %.3f ms, of the last after %.3f ms; last byte of the last after %.3f ms; %d on a connection that stood\n",
 		len(rows), quantile(lag, 0), quantile(lag, 0.5), quantile(lag, 1), quantile(end, 1), reused)
+}
+
+// benchSeconds is how long each rate is kept: 10 s, or SHADOWTAPE_BENCH_SECONDS.
+func benchSeconds(t *testing.T) float64 {
+	s := os.Getenv("SHADOWTAPE_BENCH_SECONDS")
+	if s == "" {
+		return 10
+	}
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v >= 2) {
+		t.Fatalf("SHADOWTAPE_BENCH_SECONDS=%s is no number of seconds from 2", s)
+	}
+	return v
+}
+
+// overTens is the dispersion over windows of 10 s, where there are five of them.
+func overTens(at []float64) string {
+	if at[len(at)-1] < 50 {
+		return "-"
+	}
+	return fmt.Sprintf("%.3f", dispersion(at, 10))
 }
 
 // dispersion is the variance of the counts of windows of s seconds over their mean.
