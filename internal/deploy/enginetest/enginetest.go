@@ -65,7 +65,11 @@ func (e *Engine) start(path string, args []string) error {
 	}
 	defer log.Close()
 	config := e.dir + "/containers.conf" // a sandbox may not raise limits
-	if err := os.WriteFile(config, []byte("[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"), 0o600); err != nil {
+	text := "[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"
+	if runc, err := exec.LookPath("runc"); err == nil { // crun refuses machines with both versions of control groups
+		text += "[engine]\nruntime = \"runc\"\n[engine.runtimes]\nrunc = [\"" + runc + "\"]\n"
+	}
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return err
 	}
 	e.cmd = exec.Command(path, args...)
