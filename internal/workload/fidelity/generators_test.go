@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -221,7 +220,9 @@ func row(t *testing.T, g generator, truth *Load, e *Engine, real map[float64]Ser
 	}
 	hits := "-"
 	if truth.blocks {
-		hits = fmt.Sprintf("%.3f", middle(func(r Report) float64 { return r.Hits.Or(math.NaN()) }))
+		if hits = "none shared"; reports[0].Hits.Valid {
+			hits = fmt.Sprintf("%.3f", middle(func(r Report) float64 { return r.Hits.V }))
+		}
 	}
 	return fmt.Sprintf("| %s | %.3f / %.3f / %.3f | %.3f / %.3f / %.3f | %.3f | %s | %.3g / %.3g / %.3g / %.3g | %.2f | %.3g | %.3g / %.3g | %.2f |\n", g.name,
 		middle(func(r Report) float64 { return r.Gaps.KS }), middle(func(r Report) float64 { return r.Input.KS }), middle(func(r Report) float64 { return r.Output.KS }),
