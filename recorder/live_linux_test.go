@@ -132,11 +132,16 @@ func askSim(t *testing.T, h *netlab.Host, base string, n, tokens int) {
 	wg.Wait()
 }
 
-// compareLive holds recorded exchanges against what the simulator says it sent.
-func compareLive(t *testing.T, got []*formats.Exchange, emitted map[string]simEmission, n int) {
+// compareLive holds recorded exchanges against what the simulator says it sent. Where the kernel counted drops, because the machine did not run
+// the recorder in time, an exchange may be missing or say that it lost bytes; it may not be wrong.
+func compareLive(t *testing.T, got []*formats.Exchange, s SourceStats, emitted map[string]simEmission, n int) {
 	t.Helper()
-	if len(got) != n || len(emitted) != n {
-		t.Errorf("%d exchanges recorded, %d emitted, %d sent", len(got), len(emitted), n)
+	dropped := s.Notes["kernel_drops"]
+	if dropped > 0 {
+		t.Logf("the kernel dropped %d packets of %d", dropped, s.Notes["kernel_received"])
+	}
+	if len(got) > n || len(got) < n && dropped == 0 || len(emitted) != n {
+		t.Errorf("%d exchanges recorded, %d emitted, %d sent, %d packets dropped", len(got), len(emitted), n, dropped)
 	}
 	h := openai.NewHasher(liveKey)
 	byID := map[formats.Hash]simEmission{}
@@ -147,7 +152,10 @@ func compareLive(t *testing.T, got []*formats.Exchange, emitted map[string]simEm
 		e, ok := byID[x.CorrelationID.V]
 		switch {
 		case !ok:
-			t.Errorf("an exchange that nobody sent: %+v", x)
+			if dropped == 0 || !x.Midstream.Or(false) && x.GapBytes.Or(0) == 0 {
+				t.Errorf("an exchange that nobody sent: %+v", x)
+			}
+		case dropped > 0 && (x.GapBytes.Or(0) > 0 || x.Midstream.Or(false) || x.EndReason == formats.EndCaptureCut):
 		case x.EndReason != formats.EndComplete || x.ErrorKind != "" || x.GapBytes.Or(0) != 0 || x.Midstream.Or(false):
 			t.Errorf("%s: %s %s, gap %d, midstream %v", e.ID, x.EndReason, x.ErrorKind, x.GapBytes.V, x.Midstream)
 		case x.InputTokens.V != e.Input || x.OutputTokens.V != e.Output || x.OutputTokensSource != formats.TokensUsage:
@@ -218,7 +226,7 @@ func TestLiveVeth(t *testing.T) {
 		emissions := simIn(t, server, "10.5.0.1:8000")
 		l := &Live{Ring: ring.Options{Interface: "v0", Filter: ring.Ports(8000), Workers: workers, Bytes: 4 << 20}}
 		got, s := recordLive(t, server, l, func() { askSim(t, client, "http://10.5.0.1:8000", 40, 20) })
-		compareLive(t, got, emissions(), 40)
+		compareLive(t, got, s, emissions(), 40)
 		addUp(t, s)
 	}
 }
@@ -228,7 +236,7 @@ func TestLiveLoopback(t *testing.T) {
 		h := netlab.NewHost(t)
 		emissions := simIn(t, h, "127.0.0.1:8000")
 		got, s := recordLive(t, h, &Live{Ring: ring.Options{Interface: name, Filter: ring.Ports(8000)}}, func() { askSim(t, h, "http://127.0.0.1:8000", 30, 20) })
-		compareLive(t, got, emissions(), 30)
+		compareLive(t, got, s, emissions(), 30)
 		addUp(t, s)
 	}
 }
@@ -244,7 +252,7 @@ func TestLiveBridge(t *testing.T) {
 		emissions := simIn(t, a, "10.6.0.1:8000")
 		got, s := recordLive(t, middle, &Live{Ring: o}, func() { askSim(t, b, "http://10.6.0.1:8000", 30, 20) })
 		t.Run(o.Interface, func(t *testing.T) {
-			compareLive(t, got, emissions(), 30)
+			compareLive(t, got, s, emissions(), 30)
 			addUp(t, s)
 			if o.Interface == "any" && s.Notes["duplicate_packets"] == 0 {
 				t.Errorf("no packet was seen twice: %+v", s)
@@ -272,7 +280,7 @@ func TestLiveTranslated(t *testing.T) {
 	}
 	emissions := simIn(t, server, "10.7.2.2:8000")
 	got, s := recordLive(t, router, &Live{Ring: ring.Options{Interface: "any", Filter: ring.Ports(80, 8000)}}, func() { askSim(t, client, "http://10.96.0.1", 30, 20) })
-	compareLive(t, got, emissions(), 30)
+	compareLive(t, got, s, emissions(), 30)
 	addUp(t, s)
 	if s.Notes["translated_connections"] == 0 || s.Notes["duplicate_packets"] == 0 {
 		t.Errorf("no connection was seen twice: %+v", s)

@@ -150,7 +150,7 @@ func TestProxyRecords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	compareLive(t, w.rows, emissions(), 60)
+	compareLive(t, w.rows, SourceStats{}, emissions(), 60)
 	if st.Written != 60 || len(w.flying) != 0 {
 		t.Errorf("%+v, %d still in flight", st.Counters, len(w.flying))
 	}

@@ -336,8 +336,9 @@ func looksLikeAccessLog(head []byte) bool {
 
 // looksLikeEnvoyLog finds what Envoy's own format begins with: a time in brackets, as nothing before it does.
 func looksLikeEnvoyLog(head []byte) bool {
-	date, _, ok := strings.Cut(string(head[:min(len(head), 64)]), "] ")
-	if date, ok = strings.CutPrefix(date, "["); !ok {
+	date, _, _ := strings.Cut(string(head[:min(len(head), 64)]), "] ")
+	date, ok := strings.CutPrefix(date, "[")
+	if !ok {
 		return false
 	}
 	_, err := clock(date)

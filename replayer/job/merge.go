@@ -184,10 +184,9 @@ func merged(a, b map[string]any) map[string]any {
 // mergeRows writes the rows in the order their answers ended, and counts them.
 func mergeRows(taken []*attempt, g *replayer.Gathering, w *formats.RunWriter) error {
 	type source struct {
-		a     *attempt
-		x     *formats.Exchange
-		next  func() (*formats.Exchange, error, bool)
-		count formats.RequestCounts
+		a    *attempt
+		x    *formats.Exchange
+		next func() (*formats.Exchange, error, bool)
 	}
 	ended := func(x *formats.Exchange) int64 { return x.ArrivalUnixNS + x.EndNS.V }
 	var live []*source
