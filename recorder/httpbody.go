@@ -132,14 +132,14 @@ func (d *halfHTTP) inHead(p []byte, at int64) []byte {
 		b = d.head
 	}
 	n := headEnd(b, had)
+	is := d.request && couldBeRequest(b)
+	if !d.request {
+		is, _ = looksLikeResponse(b)
+	}
+	if !is || n < 0 && len(b) > maxHead {
+		return d.broken(b, at)
+	}
 	if n < 0 {
-		is, _ := looksLikeResponse(b)
-		if d.request {
-			is, _ = looksLikeRequest(b)
-		}
-		if !is || len(b) > maxHead {
-			return d.broken(b, at)
-		}
 		if had == 0 {
 			d.head = append(d.head, p...)
 		}

@@ -208,6 +208,16 @@ func (h *head) field(name, value []byte) bool {
 }
 
 // looksLikeRequest reports whether a message's first bytes may begin a request; whole says that enough of them are there.
+// couldBeRequest reports whether a request line may begin so: with a known method, or with another word and a path. What it says of a line
+// it says of each beginning of it.
+func couldBeRequest(b []byte) bool {
+	if yes, _ := looksLikeRequest(b); yes {
+		return true
+	}
+	word, rest, found := bytes.Cut(b, []byte(" "))
+	return len(word) <= 24 && isToken(word) && (!found || len(rest) == 0 || rest[0] == '/')
+}
+
 func looksLikeRequest(b []byte) (yes, whole bool) {
 	for _, m := range methods {
 		n := min(len(b), len(m)+1)
