@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -73,4 +74,10 @@ func FuzzParseFilter(f *testing.F) {
 			got.Match(Flow{Source: netip.MustParseAddrPort("10.1.2.3:4444"), Destination: netip.MustParseAddrPort("10.9.9.9:8000")})
 		}
 	})
+}
+
+func ExampleParseFilter() {
+	f, err := ParseFilter("net 10.0.0.0/8 and (port 8000 or port 8080)")
+	fmt.Println(f, err)
+	// Output: net 10.0.0.0/8 and (port 8000 or port 8080) <nil>
 }

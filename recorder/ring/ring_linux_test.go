@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -594,10 +593,4 @@ func TestOpenErrors(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", c.o, err, c.want)
 		}
 	}
-}
-
-func ExampleParseFilter() {
-	f, err := ParseFilter("net 10.0.0.0/8 and (port 8000 or port 8080)")
-	fmt.Println(f, err)
-	// Output: net 10.0.0.0/8 and (port 8000 or port 8080) <nil>
 }
