@@ -113,6 +113,7 @@ const (
 	FlagGap                          // touched by lost bytes
 	FlagReasoning                    // carried reasoning
 	FlagTool                         // carried a tool call
+	FlagEcho                         // may hold the prompt, which the request asked to be repeated: it may carry no generated token
 )
 
 // The bits of Exchange.Drawn: which fields the workload model supplied.

@@ -27,7 +27,8 @@ type Header struct {
 	PrefixBlockSize  int            `json:"prefix_block_size,omitempty"`
 	PrefixBlockRule  string         `json:"prefix_block_rule,omitempty"` // ceil: a partial tail counts as a block; floor: it does not
 	TokenizerID      string         `json:"tokenizer_id,omitempty"`
-	Prompts          string         `json:"prompts,omitempty"` // cumulative or per_turn
+	KeptBodies       string         `json:"kept_bodies,omitempty"` // base name of the file in which the text of requests was kept; "": nowhere
+	Prompts          string         `json:"prompts,omitempty"`     // cumulative or per_turn
 	TimeQuantumNS    int64          `json:"time_quantum_ns,omitempty"`
 	SamplingFraction float64        `json:"sampling_fraction,omitempty"` // 0: everything was kept
 	Counters         Counters       `json:"counters"`

@@ -300,6 +300,9 @@ func resumeLocked(where string, h Header, o SegmentOptions) (*Writer, error) {
 		return nil, err
 	}
 	w.base = old.Counters
+	if w.h.KeptBodies == "" {
+		w.h.KeptBodies = old.KeptBodies // some of the rows have theirs there
+	}
 	if segments == 0 {
 		return w, nil
 	}

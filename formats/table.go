@@ -94,7 +94,7 @@ var columns = slices.Concat(
 		ints(ColEventGap, "µs", delta, func(x *Exchange) *[]int32 { return &x.EventGapUS }, "since the event before it, for each event that carries tokens, in arrival order; the first is 0 and stands at first_token_ns"),
 		ints(ColEventTokens, "tokens", dict, func(x *Exchange) *[]int32 { return &x.EventTokens }, "tokens each event carried"),
 		ints(ColEventChoice, "", dict, func(x *Exchange) *[]int32 { return &x.EventChoice }, "choice index of each event; null unless n > 1"),
-		ints(ColEventFlags, "bits", dict, func(x *Exchange) *[]int32 { return &x.EventFlags }, "1 coalesced with the event before it, 2 retransmitted, 4 touched by a gap, 8 reasoning, 16 tool; null where all are 0"),
+		ints(ColEventFlags, "bits", dict, func(x *Exchange) *[]int32 { return &x.EventFlags }, "1 coalesced with the event before it, 2 retransmitted, 4 touched by a gap, 8 reasoning, 16 tool, 32 may hold the echoed prompt; null where all are 0"),
 	),
 	in("quality",
 		long(ColGapBytes, "bytes", dict, func(x *Exchange) *Null[int64] { return &x.GapBytes }, "bytes that the capture lost"),

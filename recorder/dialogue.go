@@ -63,12 +63,16 @@ type exchange struct {
 	respBytes int64
 	status    int
 	prompt    int64 // bytes of the canonical prompt
-	talk      *conversation
-	resp      *openai.Response
-	decode    *bodyDecoder
-	last      int64 // last byte of either direction
-	older     *exchange
-	newer     *exchange
+	charged   int   // bytes that it holds of the engine's budget for bodies
+	echo      *openai.Echo
+
+	promptTokens int64 // of the prompt's texts; −1: not counted
+	talk         *conversation
+	resp         *openai.Response
+	decode       *bodyDecoder
+	last         int64 // last byte of either direction
+	older        *exchange
+	newer        *exchange
 }
 
 func newDialogue(e *engine, server string, opened bool, clock formats.Clock) *dialogue {
@@ -138,7 +142,7 @@ func (d *dialogue) head(request bool, h *head, at int64) framing {
 
 func (d *dialogue) requestHead(h *head, at int64) framing {
 	d.count++
-	e := &exchange{method: h.method, path: h.path, encoding: h.encoding, last: at}
+	e := &exchange{method: h.method, path: h.path, encoding: h.encoding, last: at, promptTokens: -1}
 	x := &formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: d.reqAt, SentNS: formats.Of[int64](0), ServerID: d.server, Node: d.e.o.Node, Clock: d.e.o.clock}
 	e.x = x
 	x.Endpoint = openai.Endpoint(h.path)
@@ -231,6 +235,10 @@ func (d *dialogue) startResponse(e *exchange, h *head) {
 	d.marks.reset()
 	if e.keep {
 		e.resp = openai.NewResponse(x, h.status, h.mime)
+		e.resp.Expect(e.echo)
+		if d.e.lengths.counter != nil && answers(x) {
+			e.resp.KeepText(maxAnswerText)
+		}
 		if h.encoding != "" && h.encoding != "identity" {
 			e.decode = newBodyDecoder(h.encoding)
 		}
@@ -255,7 +263,7 @@ func (d *dialogue) body(request bool, p []byte, at int64, flags int32) {
 			d.e.stats.Notes["request_over_cap"]++
 			return
 		}
-		d.e.bodies += len(p)
+		d.charge(e, len(p))
 		e.body = append(e.body, p...)
 		return
 	}
@@ -269,11 +277,19 @@ func (d *dialogue) body(request bool, p []byte, at int64, flags int32) {
 		return
 	}
 	at -= e.x.ArrivalUnixNS
+	before := e.resp.TextSize()
 	if e.decode != nil {
 		e.decode.write(p, func(out []byte) { e.resp.Write(out, at, flags) })
-		return
+	} else {
+		e.resp.Write(p, at, flags)
 	}
-	e.resp.Write(p, at, flags)
+	if more := e.resp.TextSize() - before; more != 0 {
+		if d.charge(e, more); d.e.bodies > d.e.o.MaxBodies {
+			d.charge(e, -e.resp.TextSize())
+			e.resp.DropText()
+			d.e.stats.Notes["answer_over_cap"]++
+		}
+	}
 }
 
 // lost says that bytes of a body are missing.
@@ -340,6 +356,15 @@ func (d *dialogue) readRequest(e *exchange) {
 	} else if err == nil {
 		if d.e.hash != nil {
 			e.prompt = d.e.hash.PromptBytes()
+			e.promptTokens = -1
+			if n, ok := d.e.hash.PromptTokens(); ok {
+				e.promptTokens = n
+			}
+		}
+		if e.echo = openai.Echoed(x.Endpoint, body); d.e.bodies+e.echo.Size() <= d.e.o.MaxBodies {
+			d.charge(e, e.echo.Size())
+		} else {
+			e.echo = e.echo.Unknown()
 		}
 		e.talk = d.e.o.talks.assign(x, d.e.hash)
 	}
@@ -347,7 +372,9 @@ func (d *dialogue) readRequest(e *exchange) {
 	if e.damaged {
 		x.RequestBytes.Valid = false
 	}
-	d.refuse(e, d.e.o.admit.request(x, d.id))
+	if d.refuse(e, d.e.o.admit.request(x, d.id)); e.keep {
+		d.e.o.keep.take(x, body, e.overCap)
+	}
 	d.begun(e)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/openai"
+	"github.com/shadowtape/shadowtape/internal/tokenizer"
 )
 
 // engine turns packets into exchanges: decoder, reassembler, dialogues. One for each worker; not safe for concurrent use.
@@ -29,7 +30,7 @@ type engine struct {
 	dialogues uint64                           // so far
 	bodies    int                              // bytes of requests being read
 	models    map[string]bool                  // that a server has answered for
-	ratios    ratios
+	lengths   lengths
 	oldest    *exchange // open exchanges in order of arrival
 	newest    *exchange
 	stats     SourceStats
@@ -45,12 +46,18 @@ type engineOptions struct {
 	clock formats.Clock
 	admit *admission
 	talks *sessions // shared by the workers of one recorder; nil: the engine's own
+	words *tokenizer.Model
+	keep  *Bodies
 }
 
 func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*formats.Exchange)) *engine {
-	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, ratios: ratios{}, stats: newSourceStats(), pairs: map[uint64]*conn{}, sums: maphash.MakeSeed()}
+	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, stats: newSourceStats(), pairs: map[uint64]*conn{}, sums: maphash.MakeSeed()}
 	if e.o.talks == nil {
 		e.o.talks = newSessions()
+	}
+	if o.words != nil && hash != nil {
+		e.lengths.counter, e.lengths.special = o.words.NewCounter(), int64(o.words.Special())
+		hash.CountWith(e.lengths.counter)
 	}
 	e.dec.ports = map[uint16]bool{}
 	for _, p := range ports {
@@ -416,14 +423,25 @@ func (e *engine) done(x *exchange) {
 		e.newest = x.older
 	}
 	x.older, x.newer = nil, nil
+	e.bodies -= x.charged
+	x.charged = 0
 }
 
 // emitExchange hands a finished exchange out. A model's name is kept once a server has answered for it; before, and in refused requests,
 // it may be anything that a user typed, and is hashed.
 func (e *engine) emitExchange(x *exchange) {
 	e.done(x)
-	if x.resp != nil {
-		e.ratios.apply(x.x, x.prompt, x.resp.TextBytes())
+	if x.resp != nil || e.lengths.counter != nil {
+		t := text{prompt: x.prompt, promptTokens: x.promptTokens}
+		if r := x.resp; r != nil {
+			t.answer = r.TextBytes()
+			if c := e.lengths.counter; c != nil {
+				t.count = func() []int64 { return r.CountText(c) }
+			}
+		}
+		if warning := e.lengths.apply(x.x, t, e.stats.Notes); warning != "" {
+			e.stats.Warnings = append(e.stats.Warnings, warning)
+		}
 	}
 	x.x.RequestModel = e.modelName(x.x.RequestModel, x.status)
 	e.emit(x.x)

@@ -24,6 +24,7 @@ type Files struct {
 
 	Select Selection
 	Stdin  io.Reader // what the name "-" means; such a file can only be the only one
+	Counting
 	Limits
 
 	stats     SourceStats
@@ -91,7 +92,7 @@ func (f *Files) Run(ctx context.Context, filter Filter, emit func(*formats.Excha
 	if err := f.Validate(); err != nil {
 		return err
 	}
-	o := engineOptions{Limits: f.Limits, Node: f.Node, clock: formats.ClockPacket, admit: newAdmission(f.Select)}
+	o := engineOptions{Limits: f.Limits, Node: f.Node, clock: formats.ClockPacket, admit: newAdmission(f.Select), words: f.Tokenizer, keep: f.Bodies}
 	o.defaults()
 	order := arrivals{emit: func(x *formats.Exchange) { f.exchanges.Add(1); emit(x) }}
 	e := newEngine(o, filter.Ports, hasherOf(f.Key), order.add)
@@ -114,7 +115,11 @@ func merge(a, b SourceStats) SourceStats {
 	for k, v := range b.Notes {
 		a.Notes[k] += v
 	}
-	a.Warnings = append(a.Warnings, b.Warnings...)
+	for _, w := range b.Warnings { // several engines may say the same
+		if !slices.Contains(a.Warnings, w) {
+			a.Warnings = append(a.Warnings, w)
+		}
+	}
 	return a
 }
 

@@ -12,8 +12,14 @@ func (d *dialogue) refuse(e *exchange, v verdictOf) {
 
 // letGo lets go of a request's body.
 func (d *dialogue) letGo(e *exchange) {
-	d.e.bodies -= len(e.body)
+	d.charge(e, -len(e.body))
 	e.body = nil
+}
+
+// charge adds to what an exchange holds of the engine's budget for bodies.
+func (d *dialogue) charge(e *exchange, bytes int) {
+	d.e.bodies += bytes
+	e.charged += bytes
 }
 
 // leaveOut counts an exchange that is not recorded.
@@ -21,6 +27,7 @@ func (d *dialogue) leaveOut(e *exchange) {
 	if e.begun && d.e.forget != nil {
 		d.e.forget(e.x)
 	}
+	d.e.o.keep.forget(e.x)
 	d.letGo(e)
 	d.e.done(e)
 	switch v := e.left; {
@@ -40,6 +47,7 @@ func (d *dialogue) begun(e *exchange) {
 	}
 	e.begun = true
 	x := *e.x
+	d.e.lengths.begun(&x, e.promptTokens)
 	x.RequestModel = d.e.modelName(x.RequestModel, 0)
 	x.EndReason = formats.EndCaptureCut
 	d.e.begin(e.x, &x)

@@ -18,6 +18,7 @@ type Live struct {
 	Node   string       // what stands in the node column
 	Select Selection
 	MaxCPU float64 // processors that the process may use before it sheds sessions; 0: no limit
+	Counting
 	Limits
 
 	// Begin and Forget, where given, are told of exchanges in flight: see Spool. They are called like emit.
@@ -105,7 +106,7 @@ func (l *Live) Run(ctx context.Context, f Filter, emit func(*formats.Exchange)) 
 
 // engine makes a worker's engine, whose exchanges reach emit one at a time.
 func (l *Live) engine(f Filter, emit func(*formats.Exchange)) *engine {
-	o := engineOptions{Limits: l.Limits, Node: l.Node, clock: formats.ClockPacket, admit: l.admit, talks: l.talks}
+	o := engineOptions{Limits: l.Limits, Node: l.Node, clock: formats.ClockPacket, admit: l.admit, talks: l.talks, words: l.Tokenizer, keep: l.Bodies}
 	o.defaults()
 	e := newEngine(o, f.Ports, hasherOf(l.Key), func(x *formats.Exchange) {
 		l.emitting.Lock()

@@ -18,6 +18,7 @@ type Proxy struct {
 	Key      []byte        // of the keyed hashes; without one, identifiers and prefixes stay unknown
 	Node     string        // what stands in the node column
 	Select   Selection
+	Counting
 	Limits
 
 	// Begin and Forget, where given, are told of exchanges in flight: see Spool. They are called like emit.
@@ -78,13 +79,14 @@ func (p *Proxy) Run(ctx context.Context, _ Filter, emit func(*formats.Exchange))
 			return err
 		}
 	}
-	o := engineOptions{Limits: p.Limits, Node: p.Node, clock: formats.ClockUser, admit: newAdmission(p.Select)}
+	o := engineOptions{Limits: p.Limits, Node: p.Node, clock: formats.ClockUser, admit: newAdmission(p.Select), words: p.Tokenizer, keep: p.Bodies}
 	o.defaults()
 	p.working.Lock()
 	p.open = map[uint64]*listener{}
 	p.engine = newEngine(o, nil, hasherOf(p.Key), func(x *formats.Exchange) {
 		if x.GapBytes.Or(0) > 0 {
 			p.engine.stats.Dropped[droppedBacklog]++
+			p.Bodies.forget(x)
 			if p.Forget != nil {
 				p.Forget(x)
 			}
@@ -154,6 +156,7 @@ func (l *listener) abandon() {
 	for _, list := range [][]*exchange{l.dialogue.over, l.dialogue.open} {
 		for _, x := range list {
 			l.dialogue.letGo(x)
+			e.o.keep.forget(x.x)
 			e.done(x)
 			if x.begun && e.forget != nil {
 				e.forget(x.x)

@@ -90,7 +90,7 @@ func TestNoTextIsKept(t *testing.T) {
 	where := filepath.Join(dir, "trace")
 	key := []byte("0123456789abcdef")
 	h := formats.Header{SourceKind: "pcap"}
-	Describe(&h, key)
+	Describe(&h, key, Counting{})
 	w, err := formats.Create(where, h, formats.SegmentOptions{})
 	if err != nil {
 		t.Fatal(err)

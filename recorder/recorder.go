@@ -12,10 +12,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/openai"
+	"github.com/shadowtape/shadowtape/internal/tokenizer"
 )
 
 // Source yields exchanges. Run returns when the source is exhausted or ctx is done (then without an error), and calls emit from one
@@ -44,6 +46,12 @@ type Limits struct {
 	MaxBody        int           // of one request; a larger one is recorded without what its body says; default 32 MiB
 	MaxBodies      int           // bytes of requests being read, all connections together; beyond it as over MaxBody; default 256 MiB
 	MaxConnections int           // beyond it the longest silent are given up; default 1 << 17
+}
+
+// Counting is what a source does with text while it has it. The zero value lets it go.
+type Counting struct {
+	Tokenizer *tokenizer.Model // counts the lengths that a server does not state; nil: they are estimated, or unknown
+	Bodies    *Bodies          // keeps requests' bodies; nil: nothing does
 }
 
 func (l *Limits) defaults() {
@@ -80,6 +88,7 @@ func (l *Limits) validate() error {
 // Options say how to record.
 type Options struct {
 	Filter Filter
+	Bodies *Bodies // of the source; nil: none are kept
 }
 
 // Validate reports what is wrong with the options.
@@ -130,15 +139,18 @@ func Record(ctx context.Context, src Source, dst Sink, o Options) (Stats, error)
 	err := src.Run(ctx, o.Filter, func(x *formats.Exchange) {
 		st.Seen++
 		if sinkErr != nil {
+			o.Bodies.forget(x)
 			lost++
 			return
 		}
 		if err := dst.Write(x); err != nil {
+			o.Bodies.forget(x)
 			sinkErr = fmt.Errorf("write exchange: %w", err)
 			lost++
 			cancel()
 			return
 		}
+		o.Bodies.write(x)
 		st.Written++
 		if st.First == 0 || x.ArrivalUnixNS < st.First {
 			st.First = x.ArrivalUnixNS
@@ -154,6 +166,9 @@ func Record(ctx context.Context, src Source, dst Sink, o Options) (Stats, error)
 	for reason, n := range s.Dropped {
 		st.Dropped += n
 		st.Reasons["dropped_"+reason] += n
+	}
+	if o.Bodies != nil {
+		maps.Copy(st.Notes, o.Bodies.Notes())
 	}
 	st.Seen += st.Filtered + st.Dropped
 	if lost > 0 {
@@ -175,8 +190,11 @@ func hasherOf(key []byte) *openai.Hasher {
 	return openai.NewHasher(key)
 }
 
-// Describe fills in what a trace's header says about the hashes that this package makes with a key.
-func Describe(h *formats.Header, key []byte) {
+// Describe fills in what a trace's header says about the hashes that this package makes with a key, and about the tokenizer.
+func Describe(h *formats.Header, key []byte, c Counting) {
+	if c.Tokenizer != nil {
+		h.TokenizerID = c.Tokenizer.ID()
+	}
 	if k := hasherOf(key); k != nil {
 		h.HashKeyID = k.KeyID()
 		h.PrefixBlockUnit, h.PrefixBlockSize, h.PrefixBlockRule = "bytes", openai.PrefixBlockBytes, "floor"

@@ -26,6 +26,7 @@ type Mirror struct {
 	ReadTimeout  time.Duration // of one request; 0: 5 minutes
 	Grace        time.Duration // how long requests that are being sent may take after the context has ended; 0: 5 s
 	Select       Selection
+	Counting
 	Limits
 
 	backlog    ledger
@@ -78,7 +79,7 @@ func (m *Mirror) Run(ctx context.Context, _ Filter, emit func(*formats.Exchange)
 	if err := m.Validate(); err != nil {
 		return err
 	}
-	o := engineOptions{Limits: m.Limits, Node: m.Node, clock: formats.ClockUser, admit: newAdmission(m.Select)}
+	o := engineOptions{Limits: m.Limits, Node: m.Node, clock: formats.ClockUser, admit: newAdmission(m.Select), words: m.Tokenizer, keep: m.Bodies}
 	o.defaults()
 	m.working.Lock()
 	m.engine = newEngine(o, nil, hasherOf(m.Key), emit)
@@ -225,6 +226,7 @@ func (m *Mirror) record(q mirrored) {
 		if recover() != nil {
 			m.drop(droppedPanic)
 			for _, x := range append(d.over, d.open...) {
+				m.engine.o.keep.forget(x.x)
 				m.engine.done(x)
 			}
 		}

@@ -29,6 +29,7 @@ type SpoolOptions struct {
 	Every      time.Duration            // how often age and counters of the open segment are looked at; 0: 200 ms
 	Reopen     func() (Segments, error) // nil, or opens a new writer after the old one has failed for good
 	RetryEvery time.Duration            // between two tries of it; 0: 10 s
+	Bodies     *Bodies                  // whose bodies are written with the rows; nil: none are
 }
 
 // Spool stands between a source, which must not wait, and a trace, which may: a bounded queue, and one goroutine that writes. Emit, Begin
@@ -172,6 +173,7 @@ func (s *Spool) put(q spooled) {
 	switch {
 	case s.closing || full:
 		if q.kind == spoolEmit {
+			s.o.Bodies.forget(q.x)
 			if s.closing {
 				s.dropped[droppedClosed]++
 			} else {
@@ -233,6 +235,7 @@ func (s *Spool) take(q spooled) {
 	if s.w == nil && !s.reopen() {
 		switch q.kind {
 		case spoolEmit:
+			s.o.Bodies.forget(q.x)
 			s.drop(droppedWriter)
 		case spoolSamples:
 			s.sampled(samplesDropped, q)
@@ -267,6 +270,7 @@ func (s *Spool) take(q spooled) {
 		}
 		err := s.w.Write(q.x)
 		if err == nil {
+			s.o.Bodies.write(q.x)
 			s.mu.Lock()
 			s.written++
 			if s.first == 0 || q.x.ArrivalUnixNS < s.first {
@@ -276,6 +280,7 @@ func (s *Spool) take(q spooled) {
 			s.mu.Unlock()
 			return
 		}
+		s.o.Bodies.forget(q.x)
 		if errors.Is(err, formats.ErrFull) {
 			s.drop(droppedDisk)
 			_ = s.w.Forget(q.x.ExchangeID) // else it would stay in flight for ever
@@ -424,6 +429,9 @@ func (s *Spool) counters(src SourceStats) formats.Counters {
 	}
 	if c.Notes == nil {
 		c.Notes = map[string]int64{}
+	}
+	if s.o.Bodies != nil {
+		maps.Copy(c.Notes, s.o.Bodies.Notes())
 	}
 	for note, n := range s.samples {
 		c.Notes[note] += n

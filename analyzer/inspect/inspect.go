@@ -4,11 +4,13 @@ package inspect
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
@@ -40,6 +42,12 @@ type PrefixReuse struct {
 	TokenHitRate analyzer.Null `json:"token_hit_rate"`
 }
 
+// TokenSources are how many exchanges have their token counts from where; those without a count are unknown.
+type TokenSources struct {
+	Input  map[string]int64 `json:"input"`
+	Output map[string]int64 `json:"output"`
+}
+
 // Profile says what a trace is like; it is inspect's JSON. Warm-up is left out.
 type Profile struct {
 	Schema         int              `json:"schema"`
@@ -50,12 +58,14 @@ type Profile struct {
 	IDC            Dispersions      `json:"idc"`
 	InputTokens    Lengths          `json:"input_tokens"`
 	OutputTokens   Lengths          `json:"output_tokens"`
+	TokenSources   TokenSources     `json:"token_sources"`
 	Pearson        analyzer.Null    `json:"pearson"`  // of input and output tokens
 	Spearman       analyzer.Null    `json:"spearman"` // ties share their average rank
 	Prefix         PrefixReuse      `json:"prefix"`
 	TimeQuantumMS  analyzer.Null    `json:"time_quantum_ms"` // median spacing of the distinct times, where most are shared; else null
 	Sessions       *int64           `json:"sessions"`        // distinct; null where the trace has none
 	Counters       formats.Counters `json:"counters"`        // what the recorder or importer met
+	KeptBodies     string           `json:"kept_bodies"`     // the file in which the text of requests was kept; "" where there is none
 
 	Label    string   `json:"-"`
 	Source   string   `json:"-"`
@@ -66,13 +76,18 @@ type Profile struct {
 // times, 8 for two lengths, 16 more while ranks are made, 32 for each distinct prefix block and 8 for each session.
 func Trace(r *analyzer.Run) (Profile, error) {
 	p := Profile{Schema: 1, Counters: r.Header.Counters, Label: r.Label, Source: r.Header.SourceKind}
+	p.KeptBodies = r.Header.KeptBodies
+	p.TokenSources = TokenSources{map[string]int64{}, map[string]int64{}}
 	in := inspection{header: r.Header, sessions: map[formats.Hash]struct{}{}}
-	for x, err := range r.Exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColOutputTokens, formats.ColPrefixBlocks, formats.ColPrefixTailTokens, formats.ColSessionID) {
+	for x, err := range r.Exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColInputTokensSource,
+		formats.ColOutputTokens, formats.ColOutputTokensSource, formats.ColPrefixBlocks, formats.ColPrefixTailTokens, formats.ColSessionID) {
 		if err != nil {
 			return p, fmt.Errorf("inspect %s: %w", r.Name, err)
 		}
 		if x.Phase != formats.PhaseWarmup {
 			in.add(x)
+			p.TokenSources.Input[source(x.InputTokens, x.InputTokensSource)]++
+			p.TokenSources.Output[source(x.OutputTokens, x.OutputTokensSource)]++
 		}
 	}
 	if in.unsorted && in.prefix.requests > 0 {
@@ -88,6 +103,17 @@ func Trace(r *analyzer.Run) (Profile, error) {
 	}
 	in.fill(&p)
 	return p, nil
+}
+
+// source is where a count came from.
+func source(n formats.Null[int64], s formats.TokenSource) string {
+	switch {
+	case !n.Valid:
+		return "unknown"
+	case s == "":
+		return "unsaid"
+	}
+	return string(s)
 }
 
 // inspection is what one pass keeps.
@@ -297,6 +323,9 @@ func (p Profile) Text(w io.Writer) error {
 	line := func(format string, args ...any) {
 		fmt.Fprintln(b, figure.Clip(fmt.Sprintf(format, args...), figure.Width))
 	}
+	if p.KeptBodies != "" {
+		line("WARNING: the text of this trace's requests was kept, in %s", p.KeptBodies)
+	}
 	line("%s  %s exchanges over %s s, %s a second", p.Label, figure.Count(p.Exchanges), figure.Cell(p.SpanS), figure.Cell(p.RatePerS))
 	if c := p.Counters; c.Seen > 0 {
 		line("seen %s, filtered %s, dropped %s, written %s", figure.Count(c.Seen), figure.Count(c.Filtered), figure.Count(c.Dropped), figure.Count(c.Written))
@@ -320,6 +349,12 @@ func (p Profile) Text(w io.Writer) error {
 	}{{"input", p.InputTokens}, {"output", p.OutputTokens}} {
 		line("%-14s%9s%9s%9s%9s%9s%9s", l.name, figure.Cell(l.l.Mean), figure.Cell(l.l.P50), figure.Cell(l.l.P90), figure.Cell(l.l.P95), figure.Cell(l.l.P99), figure.Cell(l.l.Max))
 	}
+	for _, f := range []struct {
+		name string
+		from map[string]int64
+	}{{"input from", p.TokenSources.Input}, {"output from", p.TokenSources.Output}} {
+		line("%-14s %s", f.name, shares(f.from, p.Exchanges))
+	}
 	line("correlation    pearson %s, spearman %s", figure.Cell(p.Pearson), figure.Cell(p.Spearman))
 	if p.Prefix.BlockHitRate.Valid {
 		line("prefix reuse   %s of blocks, %s of tokens with an endless cache", figure.Percent(p.Prefix.BlockHitRate), figure.Percent(p.Prefix.TokenHitRate))
@@ -333,4 +368,14 @@ func (p Profile) Text(w io.Writer) error {
 		line("warning: %s", warning)
 	}
 	return b.Flush()
+}
+
+// shares lists what counts are of a whole, the largest first.
+func shares(counts map[string]int64, whole int64) string {
+	names := slices.Sorted(maps.Keys(counts))
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(counts[b], counts[a]) })
+	for i, n := range names {
+		names[i] = n + " " + figure.Percent(formats.Of(float64(counts[n])/float64(whole)))
+	}
+	return strings.Join(names, ", ")
 }

@@ -46,6 +46,7 @@ var only = map[string][]string{
 	"golang.org/x/sys":                 {"recorder", "replayer", "internal/gpu", "internal/deploy", "internal/term", "internal/sim", "formats"},
 	"golang.org/x/net/bpf":             {"recorder"},
 	"golang.org/x/net/http2":           {"replayer/client", "test"},
+	"golang.org/x/text":                {"internal/tokenizer"},
 	"golang.org/x/term":                {"internal/term", "cmd"},
 	"github.com/minio/minio-go/v7":     {"internal/objects"},
 	"gopkg.in/yaml.v3":                 {"cmd", "internal/experiment", "internal/deploy"},

@@ -36,6 +36,7 @@ type recordFlags struct {
 	force   bool
 	asJSON  bool
 	live    liveFlags
+	text    textFlags
 }
 
 func recordCommand(a *app) *cobra.Command {
@@ -67,9 +68,11 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
 	f.BoolVar(&o.force, "force", false, "replace a trace that is there")
 	f.BoolVar(&o.asJSON, "json", false, "print one JSON document")
 	o.live.add(f)
+	o.text.add(f)
 	groupFlags(c, append([]flagGroup{
 		{"Source", []string{"pcap", "port", "idle-timeout", "gap-timeout"}},
-		{"Privacy", []string{"key-file"}},
+		{"Lengths", []string{"tokenizer"}},
+		{"Privacy", []string{"key-file", "keep-bodies", "keep-bodies-limit"}},
 		{"Result", []string{"output", "force", "node", "json"}},
 	}, liveGroups...)...)
 	return c
@@ -108,8 +111,13 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 	if err != nil {
 		return err
 	}
+	if src.Counting, err = o.text.open(a, o, false, 0); err != nil {
+		return err
+	}
+	opts.Bodies = src.Bodies
 	if o.force {
 		if err := formats.Remove(o.out); err != nil {
+			o.text.abandon(src.Counting)
 			return err
 		}
 	}
@@ -122,8 +130,11 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 	if l.sample < 1 {
 		h.SamplingFraction = l.sample
 	}
-	recorder.Describe(&h, key)
+	o.text.describe(&h, key, src.Counting)
 	w, err := formats.Create(o.out, h, formats.SegmentOptions{})
+	if err != nil {
+		o.text.abandon(src.Counting)
+	}
 	if errors.Is(err, fs.ErrExist) {
 		return withHint(err, "--force replaces it")
 	}
@@ -141,6 +152,9 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 	}
 	w.Header().Counters = st.Counters
 	err = errors.Join(err, w.Close())
+	if src.Bodies != nil {
+		err = errors.Join(err, src.Bodies.Close())
+	}
 	if err == nil || ctx.Err() != nil {
 		if perr := a.recorded(o, st); perr != nil {
 			err = errors.Join(err, perr)

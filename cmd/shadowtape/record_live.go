@@ -176,6 +176,10 @@ func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) err
 		return usageError(errors.New("record needs -o TRACE"), "")
 	case strings.HasSuffix(o.out, ".parquet") && !l.check:
 		return usageError(errors.New("traffic as it passes is recorded into a directory, not one file"), "-o DIRECTORY")
+	case l.check && o.text.bodies != "":
+		return usageError(errors.New("--check writes nothing: it keeps no bodies"), "leave --keep-bodies out")
+	case o.text.bodies != "" && formats.Remote(o.out):
+		return usageError(errors.New("--keep-bodies keeps text beside a trace on this machine, not beside one in object storage"), "-o DIRECTORY")
 	case l.check && l.watches():
 		return usageError(errors.New("--check writes nothing: it watches no metrics"), "leave --metrics and --gpu-metrics out")
 	case l.spool != "" && !formats.Remote(o.out):
@@ -221,8 +225,13 @@ func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) err
 			fmt.Fprintf(a.err, "shadowtape: warning: %v\n", err)
 		}
 	}
-	src, err := a.liveSource(o, ports, key, budget)
+	text, err := o.text.open(a, o, l.appendTrace, int64(budget.Bodies))
 	if err != nil {
+		return err
+	}
+	src, err := a.liveSource(o, ports, key, budget, text)
+	if err != nil {
+		o.text.abandon(text)
 		return err
 	}
 	defer src.close()
@@ -239,11 +248,16 @@ func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) err
 	if l.check {
 		return a.checkLive(ctx, o, src)
 	}
-	return a.recordTo(ctx, o, key, budget, src, watch)
+	return a.recordTo(ctx, o, key, budget, src, watch, text)
 }
 
-func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget recorder.Budget, src *liveSource, watch *serverWatch) (err error) {
+func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget recorder.Budget, src *liveSource, watch *serverWatch, text recorder.Counting) (err error) {
 	l := &o.live
+	defer func() {
+		if text.Bodies != nil {
+			err = errors.Join(err, text.Bodies.Close())
+		}
+	}()
 	open := func(h formats.Header, s formats.SegmentOptions) (recorder.Segments, error) {
 		return formats.Create(o.out, h, s)
 	}
@@ -267,9 +281,13 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 			h.Extra["sample_window_s"] = l.sampleWindow.Seconds()
 		}
 	}
-	recorder.Describe(&h, key)
+	o.text.describe(&h, key, text)
 	segments := formats.SegmentOptions{MaxAge: l.segmentAge, MaxBytes: int64(l.segmentSize), Journal: true, Append: l.appendTrace, Quota: int64(l.quota)}
 	w, err := open(h, segments)
+	if err != nil {
+		o.text.abandon(text)
+		text.Bodies = nil
+	}
 	if errors.Is(err, fs.ErrExist) {
 		return withHint(err, "--append goes on with it, --force replaces it")
 	}
@@ -278,7 +296,7 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 	}
 	again := segments
 	again.Append = true
-	spool := recorder.NewSpool(w, watch.with(src.stats), recorder.SpoolOptions{QueueBytes: budget.Queue, Reopen: func() (recorder.Segments, error) { return open(h, again) }})
+	spool := recorder.NewSpool(w, watch.with(src.stats), recorder.SpoolOptions{QueueBytes: budget.Queue, Bodies: text.Bodies, Reopen: func() (recorder.Segments, error) { return open(h, again) }})
 	src.spool(spool)
 	if l.metrics != "" {
 		m, err := net.Listen("tcp", l.metrics)
@@ -341,7 +359,7 @@ func (a *app) watchLive(ctx context.Context, spool *recorder.Spool) <-chan struc
 	return done
 }
 
-func (a *app) liveSource(o recordFlags, ports []uint16, key []byte, budget recorder.Budget) (*liveSource, error) {
+func (a *app) liveSource(o recordFlags, ports []uint16, key []byte, budget recorder.Budget, text recorder.Counting) (*liveSource, error) {
 	l := &o.live
 	selection := recorder.Selection{Paths: l.paths, Models: l.models, Statuses: l.statuses, Fraction: l.sample, By: recorder.SampleUnit(l.sampleBy), Window: l.sampleWindow}
 	if l.sample == 0 {
@@ -353,14 +371,14 @@ func (a *app) liveSource(o recordFlags, ports []uint16, key []byte, budget recor
 	}
 	switch {
 	case l.iface != "":
-		return a.interfaceSource(o, ports, key, budget, selection, limits)
+		return a.interfaceSource(o, ports, key, budget, selection, limits, text)
 	case l.sink != "":
-		return a.sinkSource(o, key, budget, selection, limits)
+		return a.sinkSource(o, key, budget, selection, limits, text)
 	}
-	return a.proxySource(o, key, budget, selection, limits)
+	return a.proxySource(o, key, budget, selection, limits, text)
 }
 
-func (a *app) interfaceSource(o recordFlags, ports []uint16, key []byte, budget recorder.Budget, selection recorder.Selection, limits recorder.Limits) (*liveSource, error) {
+func (a *app) interfaceSource(o recordFlags, ports []uint16, key []byte, budget recorder.Budget, selection recorder.Selection, limits recorder.Limits, text recorder.Counting) (*liveSource, error) {
 	l := &o.live
 	filter, err := ring.ParseFilter(l.filter)
 	if err != nil {
@@ -369,7 +387,7 @@ func (a *app) interfaceSource(o recordFlags, ports []uint16, key []byte, budget 
 	bytes := budget.Ring / max(l.workers, 1)
 	s := &recorder.Live{
 		Ring: ring.Options{Interface: l.iface, Filter: ring.Ports(ports...).And(filter), Tunnels: l.tunnels, Promiscuous: l.promiscuous, Workers: l.workers, Bytes: bytes},
-		Key:  key, Node: o.node, Select: selection, MaxCPU: l.maxCPU, Limits: limits,
+		Key:  key, Node: o.node, Select: selection, MaxCPU: l.maxCPU, Limits: limits, Counting: text,
 	}
 	if err := s.Validate(); err != nil {
 		return nil, usageError(err, "")
@@ -401,7 +419,7 @@ func (a *app) interfaceSource(o recordFlags, ports []uint16, key []byte, budget 
 	}, nil
 }
 
-func (a *app) proxySource(o recordFlags, key []byte, budget recorder.Budget, selection recorder.Selection, limits recorder.Limits) (*liveSource, error) {
+func (a *app) proxySource(o recordFlags, key []byte, budget recorder.Budget, selection recorder.Selection, limits recorder.Limits, text recorder.Counting) (*liveSource, error) {
 	l := &o.live
 	if l.listen == "" || l.upstream == "" {
 		return nil, usageError(errors.New("a proxy needs --listen ADDRESS and --upstream URL"), "--listen :8900 --upstream http://127.0.0.1:8000")
@@ -411,7 +429,7 @@ func (a *app) proxySource(o recordFlags, key []byte, budget recorder.Budget, sel
 		return nil, err
 	}
 	s := &recorder.Proxy{
-		Key: key, Node: o.node, Select: selection, Limits: limits,
+		Key: key, Node: o.node, Select: selection, Limits: limits, Counting: text,
 		Options: proxy.Options{Upstream: address, UpstreamTLS: upstreamTLS, MaxConnections: l.maxConnections, IdleTimeout: l.closeIdle, Grace: l.grace, DrainDelay: l.drainDelay, BacklogBytes: budget.Backlog},
 	}
 	if l.cert != "" || l.key != "" {
@@ -469,7 +487,7 @@ func readUpstream(text, ca string) (address string, c *tls.Config, err error) {
 	return net.JoinHostPort(u.Hostname(), port), c, nil
 }
 
-func (a *app) sinkSource(o recordFlags, key []byte, budget recorder.Budget, selection recorder.Selection, limits recorder.Limits) (*liveSource, error) {
+func (a *app) sinkSource(o recordFlags, key []byte, budget recorder.Budget, selection recorder.Selection, limits recorder.Limits, text recorder.Counting) (*liveSource, error) {
 	l := &o.live
 	listener, err := net.Listen("tcp", l.sink)
 	if err != nil {
@@ -479,7 +497,7 @@ func (a *app) sinkSource(o recordFlags, key []byte, budget recorder.Budget, sele
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	s := &recorder.Mirror{Listener: listener, Connections: connections, Key: key, Node: o.node, BacklogBytes: budget.Backlog, Grace: min(l.grace, 5*time.Second), Select: selection, Limits: limits}
+	s := &recorder.Mirror{Listener: listener, Connections: connections, Key: key, Node: o.node, BacklogBytes: budget.Backlog, Grace: min(l.grace, 5*time.Second), Select: selection, Limits: limits, Counting: text}
 	return &liveSource{
 		kind: "sink", source: listener.Addr().String(), clock: formats.ClockUser, note: fmt.Sprintf("requests mirrored to %s", listener.Addr()), stats: s.Stats, draining: s.Draining,
 		close: func() error { return nil },

@@ -34,9 +34,9 @@ func TestDialects(t *testing.T) {
 				t.Fatal(err)
 			}
 			x := &formats.Exchange{}
-			first, body, _ := strings.Cut(string(a.Files[0].Data), "\n")
+			first, request, _ := strings.Cut(string(a.Files[0].Data), "\n")
 			path := strings.TrimPrefix(first, "POST ")
-			if err := ReadRequest(x, path, []byte(strings.TrimSpace(body)), NewHasher([]byte("key"))); err != nil {
+			if err := ReadRequest(x, path, []byte(strings.TrimSpace(request)), NewHasher([]byte("key"))); err != nil {
 				t.Fatal(err)
 			}
 			line, body, _ := strings.Cut(string(a.Files[1].Data), "\n")
@@ -48,19 +48,26 @@ func TestDialects(t *testing.T) {
 				t.Fatalf("first line %q", line)
 			}
 			pieces := pieces(body, rest[:i], sep)
-			run := func(x *formats.Exchange, pieces []string, step int64) string {
+			echo := Echoed(x.Endpoint, []byte(strings.TrimSpace(request)))
+			var kept *texts
+			run := func(x *formats.Exchange, pieces []string, step int64, keep bool) string {
 				r := NewResponse(x, code, rest[:i])
+				r.Expect(echo)
+				if keep {
+					r.KeepText(1 << 20)
+				}
 				for n, p := range pieces {
 					r.Write([]byte(p), int64(n+1)*step, 0)
 				}
 				r.End(int64(len(pieces))*step, true)
+				kept = r.texts
 				return show(x)
 			}
 			fresh := func() *formats.Exchange {
 				y := *x
 				return &y
 			}
-			got := run(fresh(), pieces, 1e6)
+			got := run(fresh(), pieces, 1e6, false)
 			if *update {
 				a.Files[2].Data = []byte(got)
 				if err := os.WriteFile(name, txtar.Format(a), 0o644); err != nil {
@@ -72,8 +79,16 @@ func TestDialects(t *testing.T) {
 			}
 			// Where the reads end must not matter: all at once, and byte by byte, all at one time.
 			whole := strings.Join(pieces, "")
-			if one, bytewise := run(fresh(), []string{whole}, 0), run(fresh(), strings.Split(whole, ""), 0); one != bytewise {
+			if one, bytewise := run(fresh(), []string{whole}, 0, false), run(fresh(), strings.Split(whole, ""), 0, false); one != bytewise {
 				t.Errorf("at once\n%s\nbyte by byte\n%s", one, bytewise)
+			}
+			// Nor whether the text is kept, and what is kept.
+			if with := run(fresh(), pieces, 1e6, true); with != got {
+				t.Errorf("with text kept\n%s", with)
+			}
+			inPieces := kept.choices
+			if run(fresh(), strings.Split(whole, ""), 0, true); fmt.Sprintf("%q", kept.choices) != fmt.Sprintf("%q", inPieces) {
+				t.Errorf("kept %q, byte by byte %q", inPieces, kept.choices)
 			}
 		})
 	}

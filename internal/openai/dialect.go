@@ -10,6 +10,7 @@ const (
 	choice               // an element of choices: opens and closes a delta
 	choiceIndex          // position of the delta's choice
 	content              // non-empty: generated answer text
+	sound                // non-empty: generated answer, no text
 	reasoning            // non-empty: generated reasoning
 	tool                 // non-empty: part of a tool call
 	refusal              // non-empty: a refusal
@@ -144,7 +145,7 @@ var deltas = []dialect{
 	{"tool_calls[].custom.input", tool, "OpenAI"},
 	{"function_call.name", tool, "OpenAI, older"},
 	{"function_call.arguments", tool, "OpenAI, older"},
-	{"audio.data", content, "OpenAI"},
+	{"audio.data", sound, "OpenAI"},
 	{"audio.transcript", content, "OpenAI"},
 	{"output_ids[]", tokenID, "LMDeploy"},
 }

@@ -29,7 +29,8 @@ func (r *Response) book() {
 	if stream && !r.x.FirstEventNS.Valid {
 		r.x.FirstEventNS = formats.Of(r.now)
 	}
-	if kind, typed := none, false; ev.kindN > 0 {
+	kind := none
+	if typed := false; ev.kindN > 0 {
 		if kind, typed = eventTypes[string(ev.kind[:ev.kindN])]; !typed {
 			kind = none
 		}
@@ -55,7 +56,9 @@ func (r *Response) book() {
 	if ev.counted {
 		r.mergeUsage(&ev.use)
 	}
+	top := -1
 	if ev.top != (delta{}) || ev.each.Valid {
+		top = len(ev.deltas)
 		ev.deltas = append(ev.deltas, ev.top)
 	}
 	// The server counts as it goes only if the first event with a choice says so: a usage object that comes with the last choice is
@@ -65,6 +68,9 @@ func (r *Response) book() {
 		if ev.use.out.Valid && stream {
 			r.contUsage = yes
 		}
+	}
+	if r.texts != nil {
+		r.sortTexts(top, kind)
 	}
 	for i := range ev.deltas {
 		r.token(&ev.deltas[i], len(ev.deltas) == 1)
@@ -132,6 +138,9 @@ func (r *Response) record(d *delta, count int32) {
 	}
 	if d.tool {
 		flags |= formats.FlagTool
+	}
+	if d.echo {
+		flags |= formats.FlagEcho
 	}
 	if !x.FirstTokenNS.Valid {
 		x.FirstTokenNS = formats.Of(r.now)
@@ -265,7 +274,7 @@ func (r *Response) verdict(complete bool) (formats.EndReason, string) {
 		return end, formats.ErrorNoTokens
 	case r.streamed && !r.finished():
 		return end, formats.ErrorIncomplete
-	case !r.hasTokens():
+	case !r.hasTokens() && x.MaxTokens.Or(1) > 0:
 		return end, formats.ErrorNoTokens
 	}
 	return end, ""

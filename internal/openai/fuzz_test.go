@@ -3,6 +3,7 @@ package openai
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -27,17 +28,33 @@ func seedDialects(f *testing.F, add func(mime string, request, response []byte))
 	}
 }
 
-// FuzzResponse feeds a body at once, byte by byte, and cut in two: what comes out may not depend on where reads end.
+// FuzzResponse feeds a body at once, byte by byte, and cut in two: what comes out may not depend on where reads end, nor may the text that
+// is kept, nor what of it an echoed prompt is taken for.
 func FuzzResponse(f *testing.F) {
 	seedDialects(f, func(mime string, _, body []byte) { f.Add(mime, body, uint16(len(body)/2)) })
 	f.Fuzz(func(t *testing.T, mime string, body []byte, cut uint16) {
+		keep := cut%3 > 0
 		run := func(pieces ...[]byte) string {
 			x := &formats.Exchange{Endpoint: formats.EndpointChat}
 			r := NewResponse(x, 200, mime)
+			if keep {
+				r.KeepText(1 << 10)
+			}
+			if cut%3 == 2 {
+				r.Expect(&Echo{n: 1, prompts: [][]byte{[]byte("Once upon"), []byte("x")}})
+			}
+			defer func() {
+				if r.TextSize() > 1<<10 {
+					t.Fatalf("%d bytes kept", r.TextSize())
+				}
+			}()
 			for _, p := range pieces {
 				r.Write(p, 5, 0)
 			}
 			r.End(5, true)
+			if keep {
+				return show(x) + fmt.Sprintf("%q %t", r.texts.choices, r.texts.mixed)
+			}
 			return show(x)
 		}
 		one := run(body)
@@ -123,6 +140,7 @@ func FuzzReadRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		x := &formats.Exchange{}
 		err := ReadRequest(x, "/v1/chat/completions", b, NewHasher([]byte("k")))
+		_, _ = Echoed(formats.EndpointChat, b), Echoed(formats.EndpointCompletions, b)
 		var want map[string]json.RawMessage
 		if json.Unmarshal(b, &want) != nil || want == nil {
 			return

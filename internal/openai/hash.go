@@ -8,6 +8,7 @@ import (
 	"hash"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/tokenizer"
 )
 
 // PrefixBlockBytes is the size of a prefix block: bytes of the canonical prompt (the header's prefix block size, unit bytes). It is some
@@ -24,12 +25,15 @@ type Hasher struct {
 	prompt   int64
 	previous string
 	text     []byte // scratch
+	counter  *tokenizer.Counter
+	segment  []byte // scratch: text whose tokens are to be counted
+	tokens   int64  // of the prompt of the request last read; −1: not counted
 }
 
 // NewHasher returns a hasher with a key of any length; the key is copied.
 func NewHasher(key []byte) *Hasher {
 	k := append([]byte(nil), key...)
-	return &Hasher{key: k, mac: hmac.New(sha256.New, k)}
+	return &Hasher{key: k, mac: hmac.New(sha256.New, k), tokens: -1}
 }
 
 // Clone returns a hasher with the same key for another goroutine.
@@ -40,6 +44,14 @@ func (h *Hasher) KeyID() string {
 	s := h.Sum("key-id")
 	return hex.EncodeToString(s[:])
 }
+
+// CountWith makes ReadRequest count the tokens of prompts with a counter, which the hasher then uses; nil: it does not.
+func (h *Hasher) CountWith(c *tokenizer.Counter) { h.counter = c }
+
+// PromptTokens is how many tokens the texts of the prompt have that was last read: of each message, each part and each prompt by itself,
+// tool definitions and tool calls as JSON without white space; what a chat template puts around them is not in it. False where they were
+// not counted, or the prompt is more than text (images, sound, token ids).
+func (h *Hasher) PromptTokens() (int64, bool) { return h.tokens, h.tokens >= 0 }
 
 // Sum hashes an identifier. kind separates name spaces, so that a user and a session of one name differ.
 func (h *Hasher) Sum(kind string, parts ...string) formats.Hash {
@@ -88,9 +100,36 @@ type chain struct {
 	prev   formats.Hash
 	blocks []int64
 	total  int64
+	tokens int64 // of the texts so far; −1: they are not counted
 }
 
+// Write takes text.
 func (c *chain) Write(p []byte) {
+	if c.tokens >= 0 {
+		if len(c.h.segment)+len(p) > tokenizer.MaxText {
+			c.tokens = -1
+		} else {
+			c.h.segment = append(c.h.segment, p...)
+		}
+	}
+	c.put(p)
+}
+
+// cut ends a text: no token reaches beyond.
+func (c *chain) cut() {
+	if c.tokens >= 0 && len(c.h.segment) > 0 {
+		n, ok := c.h.counter.Count(c.h.segment)
+		if c.tokens += n; !ok {
+			c.tokens = -1
+		}
+	}
+	if c.h.segment = c.h.segment[:0]; cap(c.h.segment) > 1<<20 {
+		c.h.segment = nil
+	}
+}
+
+// put takes bytes that are no text, or are counted elsewhere.
+func (c *chain) put(p []byte) {
 	c.total += int64(len(p))
 	for len(p) > 0 {
 		k := copy(c.buf[c.n:], p)
@@ -104,9 +143,11 @@ func (c *chain) Write(p []byte) {
 	}
 }
 
+// str takes a mark, which ends a text.
 func (c *chain) str(s string) {
+	c.cut()
 	c.h.text = append(c.h.text[:0], s...)
-	c.Write(c.h.text)
+	c.put(c.h.text)
 }
 
 // mark is a hash of everything written so far.

@@ -30,7 +30,10 @@ func (q *reader) prompt() {
 	}
 	var c *chain
 	if q.h != nil {
-		c = &chain{h: q.h, blocks: []int64{}}
+		c = &chain{h: q.h, blocks: []int64{}, tokens: -1}
+		if q.h.counter != nil {
+			c.tokens = 0
+		}
 	}
 	prompts := 0
 	switch {
@@ -56,8 +59,12 @@ func (q *reader) prompt() {
 	if prompts > 0 {
 		x.PromptCount = formats.Of(int32(prompts))
 	}
-	if c != nil && len(q.ids) == 0 {
+	if c != nil && x.InputTokensSource == "" { // the ids of tokens say nothing of how long text is
+		c.cut()
 		q.h.prompt = c.total
+		if prompts > 0 && !x.ImageCount.Valid && !x.AudioCount.Valid {
+			q.h.tokens = c.tokens
+		}
 	}
 	if c != nil && prompts == 1 {
 		x.PrefixBlocks = c.blocks
@@ -219,7 +226,10 @@ func (q *reader) digest(c *chain, v value) {
 	c.str(markMedia)
 	h := sha256.New()
 	compactTo(v, func(p []byte) { h.Write(p) })
-	c.Write(h.Sum(nil))
+	c.put(h.Sum(nil))
+	if c.tokens >= 0 {
+		c.tokens = -1 // a file's tokens are the server's secret
+	}
 }
 
 // plain writes a prompt of completions or embeddings and returns how many prompts there are.
@@ -240,7 +250,11 @@ func (q *reader) plain(c *chain, v value) int {
 			return q.tokens(c, v)
 		}
 		if first == '"' {
-			v.elements(func(e value) { q.content(c, e) })
+			v.elements(func(e value) {
+				if q.content(c, e); c != nil {
+					c.cut()
+				}
+			})
 		}
 		return n
 	}
@@ -255,7 +269,7 @@ func (q *reader) tokens(c *chain, v value) int {
 		if n, ok := e.integer(); ok && c != nil {
 			var b [4]byte
 			binary.LittleEndian.PutUint32(b[:], uint32(n))
-			c.Write(b[:])
+			c.put(b[:])
 		}
 	}
 	v.elements(func(e value) {

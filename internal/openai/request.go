@@ -47,7 +47,8 @@ func ReadRequest(x *formats.Exchange, path string, body []byte, hash *Hasher) er
 	x.RequestBytes = formats.Of(int64(len(body)))
 	q := reader{x: x, h: hash}
 	if hash != nil {
-		hash.turns, hash.prompt, hash.previous = hash.turns[:0], 0, ""
+		hash.turns, hash.prompt, hash.previous, hash.tokens = hash.turns[:0], 0, "", -1
+		hash.segment = hash.segment[:0]
 	}
 	ok := value(body).members(q.member)
 	if ok && !x.Stream.Valid {

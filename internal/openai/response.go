@@ -42,6 +42,7 @@ type Response struct {
 	id        string // of a Responses object
 	stateful  bool   // the event being read set something that outlives it
 	cutList   bool
+	texts     *texts // nil: no text is looked at
 	first     []byte // bytes from which the mode cannot be told yet
 	ended     bool
 }
@@ -79,6 +80,8 @@ type event struct {
 	done    bool
 	flags   int32
 	bytes   int64 // of generated text
+	spans   []textSpan
+	raw     []byte // the strings of spans, as they stand in the JSON
 }
 
 // delta is what one event brought to one choice.
@@ -91,6 +94,7 @@ type delta struct {
 	probs   int32
 	special bool
 	finish  string
+	echo    bool // it may hold the echoed prompt
 }
 
 type choiceState struct {
@@ -240,7 +244,7 @@ func (r *Response) values(p []byte, flags int32) {
 }
 
 func (r *Response) resetEvent() {
-	r.ev = event{deltas: r.ev.deltas[:0]}
+	r.ev = event{deltas: r.ev.deltas[:0], spans: r.ev.spans[:0], raw: r.ev.raw[:0]}
 	r.json.reset()
 }
 
@@ -282,7 +286,7 @@ func (r *Response) scalar(f field, kind byte, text []byte, size int) {
 	}
 	some := kind == '"' && size > 0
 	switch f {
-	case content, refusal:
+	case content, refusal, sound:
 		if some {
 			r.cur().answer = true
 			r.ev.bytes += int64(size)
@@ -435,5 +439,10 @@ func (r *Response) Done() bool { return r.done }
 func (r *Response) ID() string { return r.id }
 
 // TextBytes is how many bytes of JSON text were generated so far, as they stood on the wire: what a token count can be estimated from
-// where the server gave none.
-func (r *Response) TextBytes() int64 { return r.textBytes }
+// where the server gave none. 0 where an echoed prompt may be among it.
+func (r *Response) TextBytes() int64 {
+	if r.texts != nil && r.texts.mixed {
+		return 0
+	}
+	return r.textBytes
+}

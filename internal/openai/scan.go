@@ -20,7 +20,8 @@ type scanner struct {
 	nodes [maxNodes]*node
 	array [maxDepth / 64]uint64 // bit per open container: it is an array
 
-	genFrom, genTo int // the first string of generated text that one feed held whole
+	genFrom, genTo int  // the first string of generated text that one feed held whole
+	take           bool // the open string is kept by its Response
 }
 
 const (
@@ -45,7 +46,7 @@ const (
 )
 
 func (s *scanner) reset() {
-	s.state, s.esc, s.wrote, s.depth, s.key = wantValue, false, false, 0, false
+	s.state, s.esc, s.wrote, s.depth, s.key, s.take = wantValue, false, false, 0, false, false
 	s.node = s.root
 }
 
@@ -142,6 +143,9 @@ func (s *scanner) inString(p []byte, i int) int {
 	if s.esc {
 		s.esc = false
 		s.keep(p[i])
+		if s.take {
+			s.to.takeText(p[i : i+1])
+		}
 		return i + 1
 	}
 	start := i
@@ -153,12 +157,18 @@ func (s *scanner) inString(p []byte, i int) int {
 		if s.key || s.node != nil {
 			s.kept += copy(s.text[s.kept:], run)
 		}
+		if s.take {
+			s.to.takeText(run)
+		}
 	}
 	if i == len(p) {
 		return i
 	}
 	if p[i] == '\\' {
 		s.keep('\\')
+		if s.take {
+			s.to.takeText(p[i : i+1])
+		}
 		s.esc = true
 		return i + 1
 	}
@@ -171,6 +181,10 @@ func (s *scanner) inString(p []byte, i int) int {
 	if s.node != nil && s.node.field != none {
 		if s.genTo == 0 && s.size > 0 && s.node.field.text() {
 			s.genFrom, s.genTo = s.from, i
+		}
+		if s.take {
+			s.take = false
+			s.to.tookText(s.node.field)
 		}
 		s.to.scalar(s.node.field, '"', s.text[:s.kept], s.size)
 	}
@@ -213,6 +227,7 @@ func (s *scanner) begin(c byte) {
 	switch {
 	case c == '"':
 		s.state, s.kept, s.size = inString, 0, 0
+		s.take = s.to.texts != nil && s.node != nil && s.node.field.text() && s.to.beginText()
 	case c == '{' || c == '[':
 		s.push(c == '[')
 	case c == '-' || c >= '0' && c <= '9' || c == 't' || c == 'f' || c == 'n' || c == 'N' || c == 'I':

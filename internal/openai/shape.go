@@ -46,10 +46,11 @@ func (s *shape) learn(p []byte, from, to int, ev *event, model string) {
 		s.known = false
 		return
 	}
-	deltas := s.ev.deltas[:0]
+	deltas, spans := s.ev.deltas[:0], s.ev.spans[:0]
 	s.before, s.after = append(s.before[:0], p[:from]...), append(s.after[:0], p[to:]...)
 	s.ev = *ev
 	s.ev.deltas = append(deltas, ev.deltas...)
+	s.ev.raw, s.ev.spans = nil, append(spans, ev.spans...)
 	s.ev.bytes -= int64(to - from)
 	s.model, s.known = model, true
 }
@@ -60,8 +61,13 @@ func (r *Response) whole(p []byte) bool {
 	if size, ok := s.match(p); ok {
 		s.misses = 0
 		deltas, flags, failure := append(r.ev.deltas[:0], s.ev.deltas...), r.ev.flags, r.ev.failure
+		spans, raw := append(r.ev.spans[:0], s.ev.spans...), r.ev.raw[:0]
+		if len(spans) == 1 {
+			raw = append(raw, p[len(s.before):len(s.before)+size]...)
+			spans[0].end = len(raw)
+		}
 		r.ev = s.ev
-		r.ev.deltas, r.ev.flags, r.ev.failure = deltas, flags, failure
+		r.ev.deltas, r.ev.flags, r.ev.failure, r.ev.spans, r.ev.raw = deltas, flags, failure, spans, raw
 		r.ev.bytes += int64(size)
 		r.ev.data = true
 		r.json.state = valueDone
@@ -83,7 +89,7 @@ func (r *Response) whole(p []byte) bool {
 		}
 		return true
 	}
-	if r.json.genTo > r.json.genFrom && !r.stateful && !r.ev.failure { // an error is worth reading each time
+	if r.json.genTo > r.json.genFrom && !r.stateful && !r.ev.failure && r.shapely() { // an error is worth reading each time
 		s.learn(p, r.json.genFrom, r.json.genTo, &r.ev, r.x.ResponseModel)
 	}
 	return true

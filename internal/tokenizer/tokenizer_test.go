@@ -8,15 +8,23 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
 
+// opened are the encodings that tests share: each takes a part of a second to make.
+var opened sync.Map
+
 func mustOpen(t testing.TB, name string) *Model {
 	t.Helper()
+	if m, ok := opened.Load(name); ok {
+		return m.(*Model)
+	}
 	m, err := Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}
+	opened.Store(name, m)
 	return m
 }
 
