@@ -184,6 +184,9 @@ func TestPageInChromium(t *testing.T) {
 	if paper := b.eval(`getComputedStyle(document.body).backgroundColor`); paper != "rgb(255, 255, 255)" || paper == dark {
 		t.Errorf("paper is %v, the dark screen %v", paper, dark)
 	}
+	if fits := b.eval(`[...document.querySelectorAll("canvas")].every((c) => c.getBoundingClientRect().right <= document.querySelector("main").getBoundingClientRect().left + 701)`); fits != true {
+		t.Error("a chart is wider than the paper")
+	}
 	b.eval(`dispatchEvent(new Event("afterprint"))`)
 	if again := b.eval(`getComputedStyle(document.body).backgroundColor`); again != dark {
 		t.Errorf("after printing the screen is %v, was %v", again, dark)
