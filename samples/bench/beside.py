@@ -76,6 +76,9 @@ for line in open(emissions):
     if e["arrival_unix_ns"] >= began and e["token_unix_ns"] and e["input_tokens"] >= INPUT // 2:
         truth[e["x_request_id"] or len(truth)] = (e["token_unix_ns"][0] - e["arrival_unix_ns"]) / 1e6
 said = list(reported())
+if not said or not truth:
+    print("| %g | %s %s | none | | | | | | | |" % (rate, tool, version), flush=True)
+    sys.exit("%s: no request came back; the machine may have been too busy for it: %s.log" % (tool, out))
 paired = [t - truth[i] for i, t, _ in said if i in truth]
 ttft, real = statistics.mean(t for _, t, _ in said), statistics.mean(truth.values())
 lags = [l for _, _, l in said if l is not None]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # shadowtape beside what users run today, AIPerf and GuideLLM: the same Poisson rate against the same simulator, one after the other (make bench-beside).
-# RATES and SECONDS_EACH change the load; RUN is put in front of tool and simulator alike (RUN='chrt -r 1' where the machine has other work). Scratch
+# RATES, SECONDS_EACH and TOOLS change what is run; RUN is put in front of tool and simulator alike (RUN='chrt -r 1' where the machine has other work). Scratch
 # Python environments go to $INTEROP_DIR and are used again; nothing of theirs is in this repository. Five minutes with the defaults, once they are made.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,7 +29,7 @@ cat <<'T'
 |---|---|---|---|---|---|---|---|---|---|
 T
 for rate in ${RATES:-20 100}; do
-	for tool in shadowtape aiperf guidellm; do
+	for tool in ${TOOLS:-shadowtape aiperf guidellm}; do
 		p=$(port)
 		rm -f emitted.jsonl
 		$run "$dir/shadowtape" sim --listen "127.0.0.1:$p" --ttft 50ms --itl 10ms --emission-log emitted.jsonl >sim.log 2>&1 &
