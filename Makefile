@@ -10,7 +10,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench-record bench-live bench-proxy bench-neighbor bench-analyze bench-accuracy bench-lag fixed-length clean
+.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench bench-gate release release-check bench-record bench-live bench-proxy bench-neighbor bench-analyze bench-accuracy bench-lag fixed-length clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,18 @@ fuzz: ## run every fuzz target for FUZZTIME (30s each; docs/FUZZING.md)
 		echo "$$(dirname $$file) $${target#func }"; \
 		$(GO) test "./$$(dirname $$file)" -run '^$$' -fuzz "^$${target#func }$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x; \
 	done
+
+bench: ## run all benchmark groups (ten minutes), and write docs/PERFORMANCE.md's tables and bench.json; GROUPS="size synth" runs some
+	$(GO) run ./internal/benchreport/bench -doc docs/PERFORMANCE.md -json bench.json $(GROUPS)
+
+bench-gate: ## hold our own speed, as ratios measured in one run, against samples/bench/limits.json (a minute or two)
+	$(GO) run ./internal/benchreport/bench -json bench.json -gate samples/bench/limits.json
+
+release: ## build for linux and darwin on amd64 and arm64 into dist/, with checksums, an SBOM, man pages and completions
+	@VERSION='$(VERSION)' COMMIT='$(COMMIT)' GO='$(GO)' bash samples/release/release.sh dist
+
+release-check: ## build the release twice, in two places, and compare
+	@VERSION='$(VERSION)' COMMIT='$(COMMIT)' GO='$(GO)' bash samples/release/check.sh
 
 bench-record: ## `record --pcap` on a made capture of 1 GB, beside tcpdump and tshark on the same file (ten minutes; 2 GB of disk)
 	$(GO) test ./recorder -count 1 -timeout 30m -run '^TestBenchFile$$' -v -file-mb=1024
@@ -99,4 +111,4 @@ gate-virtual: ## 400 gates on identical builds, 200 on slower ones and a few on 
 	SHADOWTAPE_GATES=400 $(GO) test -count 1 -timeout 0 -run '^TestGateVirtual$$' -v ./internal/experiment
 
 clean: ## remove what build and demo made
-	rm -rf bin demo fixed-length
+	rm -rf bin demo dist bench.json fixed-length

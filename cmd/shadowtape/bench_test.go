@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/benchreport"
 	"github.com/shadowtape/shadowtape/replayer"
 )
 
@@ -192,6 +193,9 @@ func benchAccuracy(t *testing.T, bin string, streams int, clock string) {
 			if !m.Valid {
 				verdict = "invalid"
 			}
+			for name, v := range map[string]float64{"TTFT error mean": meanOf(first), "TTFT error p99": quantile(first, 0.99), "gap error p99": quantile(gaps, 0.99)} {
+				benchreport.Record(t, benchreport.Figure{Group: "accuracy", Name: fmt.Sprintf("%s, %d streams, %s clock", name, streams, clock), Value: v, Unit: "ms", Better: "lower", Note: verdict})
+			}
 			fmt.Printf("| %d | %s | %d | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.3f | %.2f %% | %.3f | %s |\n", streams, clock, len(first), meanOf(first), quantile(first, 0.5), quantile(first, 0.99), quantile(first, 1),
 				quantile(gaps, 0.99), quantile(gaps, 0.5), quantile(delay, 0.99), 100*float64(coalesced)/float64(max(events, 1)), m.Fidelity["send_lag_p99_ms"], verdict)
 		}
@@ -234,6 +238,14 @@ func benchLag(t *testing.T, bin string, rate float64) {
 			got = append(got, float64(x.ArrivalUnixNS+x.SentNS.V-rows[0].ArrivalUnixNS)/1e9)
 		}
 		slices.Sort(got)
+		verdict := "valid"
+		if !m.Valid {
+			verdict = "invalid"
+		}
+		for name, q := range map[string]float64{"p50": 0.5, "p99": 0.99, "p99.9": 0.999} {
+			benchreport.Record(t, benchreport.Figure{Group: "dispatch", Name: fmt.Sprintf("send lag %s, %.0f/s", name, rate), Value: quantile(lag, q), Unit: "ms", Better: "lower", Note: verdict})
+		}
+		benchreport.Record(t, benchreport.Figure{Group: "dispatch", Name: fmt.Sprintf("late by more than 1 ms, %.0f/s", rate), Value: 100 * float64(late) / float64(len(rows)), Unit: "%", Better: "lower", Note: verdict})
 		fmt.Printf("| %.0f | %d | %.3f %% | %.3f | %.3f | %.3f | %.3f | %.3f | %d | %.3f | %.3f | %s | %s | %.4f | %.4f | %.4f |\n", rate, len(rows), 100*float64(late)/float64(len(rows)), quantile(lag, 0.5), quantile(lag, 0.9),
 			quantile(lag, 0.99), quantile(lag, 0.999), quantile(lag, 1), m.Requests.Completed, dispersion(got, 1), dispersion(want, 1), overTens(got), overTens(want), autocorrelation(got), autocorrelation(want), kolmogorov(got, want))
 	}

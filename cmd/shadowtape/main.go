@@ -75,6 +75,7 @@ var verbs = []func(*app) *cobra.Command{
 	gpusCommand,
 	simCommand,
 	versionCommand,
+	packageCommand,
 }
 
 // run is the whole program but for process state: stdout carries the answer, stderr progress, warnings and one-line errors.
