@@ -215,3 +215,32 @@ func TestManyTracesMemory(t *testing.T) {
 		t.Errorf("%d bytes held for a trace, %d for one four times as long", short, long)
 	}
 }
+
+// BenchmarkMerge reads ten traces as one: what the order costs beside reading them one after the other (BenchmarkAll).
+func BenchmarkMerge(b *testing.B) {
+	dir := b.TempDir()
+	r := rand.New(rand.NewPCG(1, 2))
+	for k := range 10 {
+		at := make([]int64, 30_000)
+		for i := range at {
+			at[i] = 1_700_000_000_000_000_000 + int64(i)*1_000_000 + int64(k)*97_000
+		}
+		writeNode(b, filepath.Join(dir, fmt.Sprint(k)), Header{}, at, SegmentOptions{}, func(i int, x *Exchange) {
+			recorded(r, i, x.ArrivalUnixNS, x)
+		})
+	}
+	t, err := Open(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for b.Loop() {
+		for _, err := range t.All() {
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.ReportMetric(float64(t.Rows)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mrow/s")
+}
