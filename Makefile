@@ -10,7 +10,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench bench-gate release release-check bench-record bench-live bench-proxy bench-neighbor bench-analyze bench-accuracy bench-lag fixed-length clean
+.PHONY: help build build-nvml sim-image gpu-check demo test test-static race lint fuzz bench bench-gate release release-check soak bench-record bench-live bench-proxy bench-neighbor bench-analyze bench-accuracy bench-lag fixed-length clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ bench-gate: ## hold our own speed, as ratios measured in one run, against sample
 
 release: ## build for linux and darwin on amd64 and arm64 into dist/, with checksums, an SBOM, man pages and completions
 	@VERSION='$(VERSION)' COMMIT='$(COMMIT)' GO='$(GO)' bash samples/release/release.sh dist
+
+SOAK ?= 30m
+
+soak: ## replayer, recording proxy and simulator at steady load for SOAK (30m): memory, threads, files and goroutines stay flat, nothing is lost
+	CGO_ENABLED=0 $(GO) test ./cmd/shadowtape -count 1 -timeout 0 -run '^TestSoak$$' -v -soak $(SOAK)
 
 release-check: ## build the release twice, in two places, and compare
 	@VERSION='$(VERSION)' COMMIT='$(COMMIT)' GO='$(GO)' bash samples/release/check.sh

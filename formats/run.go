@@ -63,6 +63,11 @@ func CreateRun(where string, m Manifest) (*RunWriter, error) {
 	w.server = &sampleLog[ServerSample]{w: w.exchanges, kind: serverKind}
 	w.client = &sampleLog[ClientSample]{w: w.exchanges, kind: clientKind}
 	w.gpu = &sampleLog[gpuRow]{w: w.exchanges, kind: gpuKind}
+	for _, reserve := range []func() error{w.server.open, w.client.open} { // a replay's connections may leave no descriptor later
+		if err := reserve(); err != nil {
+			return nil, fmt.Errorf("create run %s: %w", where, errors.Join(err, w.exchanges.Close()))
+		}
+	}
 	return w, nil
 }
 
@@ -233,17 +238,23 @@ type series[T any] struct {
 	rows    int
 }
 
+// reserve opens the file before there is a row.
+func (s *series[T]) reserve() (err error) {
+	if s.object == nil {
+		s.object, err = s.store.Create(s.name)
+	}
+	return err
+}
+
 func (s *series[T]) write(rows []T) error {
 	if len(rows) == 0 {
 		return nil
 	}
 	if s.w == nil {
-		o, err := s.store.Create(s.name)
-		if err != nil {
+		if err := s.reserve(); err != nil {
 			return err
 		}
-		s.object = o
-		s.w = parquet.NewGenericWriter[T](o, parquet.Compression(pages), parquet.CreatedBy("shadowtape", s.version, ""))
+		s.w = parquet.NewGenericWriter[T](s.object, parquet.Compression(pages), parquet.CreatedBy("shadowtape", s.version, ""))
 	}
 	if _, err := s.w.Write(rows); err != nil {
 		return err
@@ -257,7 +268,12 @@ func (s *series[T]) write(rows []T) error {
 
 func (s *series[T]) close() error {
 	if s.w == nil {
-		return nil
+		if s.object == nil {
+			return nil
+		}
+		o := s.object
+		s.object = nil
+		return o.Discard()
 	}
 	if err := s.w.Close(); err != nil {
 		return errors.Join(err, s.object.Discard())
