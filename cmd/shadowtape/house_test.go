@@ -48,7 +48,6 @@ var only = map[string][]string{
 	"golang.org/x/net/http2":           {"replayer/client", "test"},
 	"golang.org/x/text":                {"internal/tokenizer"},
 	"golang.org/x/term":                {"internal/term", "cmd"},
-	"golang.org/x/text":                {"internal/tokenizer"},
 	"github.com/minio/minio-go/v7":     {"internal/objects"},
 	"gopkg.in/yaml.v3":                 {"cmd", "internal/experiment", "internal/deploy"},
 	"github.com/rogpeppe/go-internal":  {"test"},
