@@ -81,9 +81,23 @@ type sampleLog[T any] struct {
 	kind   string
 	j      *journal
 	opened time.Time
+	batch  int // rows of a record: fewer wait for more
+	wait   []T
 }
 
 func (l *sampleLog[T]) write(rows []T) error {
+	if l.batch > 1 {
+		if l.wait = append(l.wait, rows...); len(l.wait) < l.batch {
+			return nil
+		}
+		rows = l.wait
+		defer func() { l.wait = l.wait[:0] }()
+	}
+	return l.record(rows)
+}
+
+// record appends rows to the journal, and makes a part of it where it has grown enough.
+func (l *sampleLog[T]) record(rows []T) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -150,7 +164,9 @@ func (l *sampleLog[T]) fold() error {
 
 // join folds what is open and makes one part of all there are: a run's samples of a kind are one file.
 func (l *sampleLog[T]) join() error {
-	if err := l.fold(); err != nil {
+	err := l.record(l.wait)
+	l.wait = nil
+	if err := errors.Join(err, l.fold()); err != nil {
 		return err
 	}
 	parts, err := sampleParts(l.w.store, l.kind, segmentSuffix)

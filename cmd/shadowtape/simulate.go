@@ -125,6 +125,7 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 		return err
 	}
 	w.SetHeader(in.header)
+	w.BatchSamples(1024)
 	var drawn schedule.Drawn
 	out := virtual.Output{Server: w.WriteServer, Exchange: func(x *formats.Exchange) error {
 		drawn.Add(x)

@@ -57,6 +57,7 @@ func Merge(runs []*formats.Trace, out, label, toolVersion string, command []stri
 	if err := mergeRows(taken, g, w); err != nil {
 		return m, errors.Join(err, w.Close(m))
 	}
+	w.BatchSamples(1024)
 	if err := mergeSamples(taken, w); err != nil {
 		return m, errors.Join(err, w.Close(m))
 	}
