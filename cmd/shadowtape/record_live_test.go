@@ -204,7 +204,7 @@ func child(t *testing.T, errs io.Writer, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.Command(os.Args[0], "-test.run=^TestRecordChild$")
 	c.Env = append(os.Environ(), "RECORD_TEST_CHILD="+strings.Join(args, "\n"))
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	dieWithParent(c)
 	c.Stderr = errs
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
