@@ -180,7 +180,7 @@ func (w *liveWorker) run(ctx context.Context) error {
 	for {
 		n, err := w.ring.Read(ctx, readWait, take)
 		if ctx.Err() != nil {
-			_, _ = w.ring.Read(context.WithoutCancel(ctx), 2*max(w.l.Ring.BlockTimeout, ring.DefaultBlockTimeout), take) // what is still in an open block
+			w.last(context.WithoutCancel(ctx), take)
 			return nil
 		}
 		if err != nil {
@@ -199,6 +199,16 @@ func (w *liveWorker) run(ctx context.Context) error {
 		}
 		if time.Since(w.shown) >= publishEvery {
 			w.show()
+		}
+	}
+}
+
+// last reads on until the kernel has closed the block that was open, though others be ready before it.
+func (w *liveWorker) last(ctx context.Context, take func(*ring.Packet)) {
+	end := time.Now().Add(2 * max(w.l.Ring.BlockTimeout, ring.DefaultBlockTimeout))
+	for left := time.Until(end); left > 0; left = time.Until(end) {
+		if _, err := w.ring.Read(ctx, left, take); err != nil {
+			return
 		}
 	}
 }
