@@ -134,7 +134,8 @@ const (
 	ErrorEndless     = "endless"           // the answer was still coming at the deadline, or was longer than anybody reads
 	ErrorInStream    = "error_in_stream"   // HTTP 200, then an error in the stream
 	ErrorIncomplete  = "incomplete_stream" // the stream ended without a finish reason
-	ErrorContentType = "content_type"      // the answer is no JSON and no event stream
+	ErrorHTML        = "html"              // the answer is a web page: of a gateway, a login, another service
+	ErrorContentType = "content_type"      // the answer is neither JSON, nor an event stream, nor a web page
 	ErrorProtocol    = "protocol"          // the answer is no HTTP, or its JSON cannot be read
 	ErrorNoTokens    = "no_tokens"         // a complete answer that held no token
 	ErrorMaxInFlight = "max_in_flight"     // not sent: as many requests as allowed were in flight

@@ -361,7 +361,7 @@ func TestHTTP2FaultsOfTheTarget(t *testing.T) {
 		{"html", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/html")
 			tell(w, "<html>")
-		}, formats.ErrorContentType, formats.EndComplete, 200, 0},
+		}, formats.ErrorHTML, formats.EndComplete, 200, 0},
 		{"plain text", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/plain")
 			tell(w, "hello")

@@ -231,7 +231,7 @@ func TestFaultsOfTheTarget(t *testing.T) {
 		}, "http_302", formats.EndComplete, 302, 0},
 		{"html", func(w io.Writer) error {
 			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>")
-		}, formats.ErrorContentType, formats.EndComplete, 200, 0},
+		}, formats.ErrorHTML, formats.EndComplete, 200, 0},
 		{"plain text", func(w io.Writer) error {
 			return say(w, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello")
 		}, formats.ErrorContentType, formats.EndComplete, 200, 0},

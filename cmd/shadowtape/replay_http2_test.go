@@ -143,7 +143,7 @@ func TestReplayFaultsOverHTTP2(t *testing.T) {
 	if r := m.Requests; len(rows) != 200 || r.Sent != 200 || r.Completed+r.Failed != 200 || r.Completed < 60 {
 		t.Errorf("%+v %v", r, m.Errors)
 	}
-	for _, kind := range []string{"http_429", formats.ErrorReset, formats.ErrorInStream, formats.ErrorContentType} {
+	for _, kind := range []string{"http_429", formats.ErrorReset, formats.ErrorInStream, formats.ErrorHTML} {
 		if m.Errors[kind] < 4 {
 			t.Errorf("%d of %s: %v", m.Errors[kind], kind, m.Errors)
 		}

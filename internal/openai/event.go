@@ -262,6 +262,8 @@ func (r *Response) verdict(complete bool) (formats.EndReason, string) {
 		return end, formats.ErrorIncomplete
 	case !complete:
 		return end, formats.ErrorReset
+	case r.mode == modePage:
+		return end, formats.ErrorHTML
 	case r.mode == modeOther:
 		return end, formats.ErrorContentType
 	case r.lost:

@@ -53,7 +53,8 @@ const (
 	modeUnknown bodyMode = iota // not decided: no byte seen
 	modeStream                  // server-sent events
 	modeJSON                    // one value, or several, one a line
-	modeOther                   // neither
+	modePage                    // a web page
+	modeOther                   // none of these
 )
 
 type triState uint8
@@ -133,7 +134,7 @@ func NewResponse(x *formats.Exchange, status int, contentType string) *Response 
 	case strings.HasSuffix(ct, "ndjson") || strings.HasSuffix(ct, "jsonl") || strings.HasSuffix(ct, "json-lines"):
 		r.mode, r.streamed = modeJSON, true
 	case ct == "text/html":
-		r.mode = modeOther
+		r.mode = modePage
 	}
 	return r
 }
@@ -188,6 +189,8 @@ func sniff(p []byte) bodyMode {
 		return modeJSON
 	case ':':
 		return modeStream
+	case '<':
+		return modePage
 	}
 	for _, s := range [...]string{"data:", "event:", "error:", "id:", "retry:"} {
 		n := min(len(p), len(s))
