@@ -391,7 +391,7 @@ func TestReplayDrawsWhatIsMissing(t *testing.T) {
 	})
 	dir := filepath.Join(t.TempDir(), "run")
 	code, out, errs := shadowtape(t, "replay", trace, "--target", url, "-o", dir, "--allow-invalid")
-	if code != exitGood || strings.Count(errs, "20 output lengths") != 2 || !strings.Contains(errs, "a model drew the rest: 20 output lengths") {
+	if code != exitGood || strings.Count(errs, "20 output lengths") != 2 || !strings.Contains(errs, "a model drew what nobody recorded: 20 output lengths") {
 		t.Fatalf("exit %d\n%s%s", code, out, errs)
 	}
 	m, rows := readRun(t, dir)
@@ -406,7 +406,7 @@ func TestReplayDrawsWhatIsMissing(t *testing.T) {
 	// The same rows are drawn in virtual time.
 	sim := filepath.Join(t.TempDir(), "sim")
 	code, out, errs = shadowtape(t, "simulate", trace, "--profile", "instant", "-o", sim)
-	if code != exitGood || !strings.Contains(errs, "a model drew the rest: 20 output lengths") {
+	if code != exitGood || !strings.Contains(errs, "a model drew what nobody recorded: 20 output lengths") {
 		t.Fatalf("exit %d\n%s%s", code, out, errs)
 	}
 	ms, simulated := readRun(t, sim)

@@ -146,7 +146,7 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	}
 	if d := drawn.Counts(); len(d) > 0 {
 		m.Fidelity = map[string]any{"drawn": d}
-		m.Warnings = append(m.Warnings, "the trace does not say everything, and a model drew the rest: "+drawn.String())
+		m.Warnings = append(m.Warnings, "a model drew what nobody recorded: "+drawn.String())
 	}
 	interrupted := errors.Is(err, context.Canceled)
 	if err != nil {

@@ -91,7 +91,7 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 		warn("%d of %d requests: %s", min(n, s.Requests.Scheduled), s.Requests.Scheduled, noteTexts[what])
 	}
 	if d := &s.Quality.Drawn; *d != (schedule.Drawn{}) {
-		warn("the trace does not say everything, and a model drew the rest: %s", d)
+		warn("a model drew what nobody recorded: %s", d)
 	}
 	if q := &s.Quality.InputError; q.N() > 0 && q.Quantile(0.5) > 0.01 {
 		warn("prompts are off their recorded length by %.1f %% at the median", 100*q.Quantile(0.5))
