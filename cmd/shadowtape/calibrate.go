@@ -56,6 +56,9 @@ from when a request reached the server: what it was sent late, and the round tri
 			if out == "" {
 				return usageError(errors.New("-o is missing"), "shadowtape calibrate --help")
 			}
+			if requests < 0 {
+				return usageError(fmt.Errorf("--max-requests %d is negative", requests), "shadowtape calibrate --help")
+			}
 			if _, err := os.Stat(out); err == nil && !force {
 				return withHint(fmt.Errorf("write profile %s: %w", out, fs.ErrExist), "--force replaces it")
 			}

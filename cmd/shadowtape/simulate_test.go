@@ -175,8 +175,20 @@ func TestCalibrateASimulation(t *testing.T) {
 	if code := run(t.Context(), []string{"calibrate", in, "-o", filepath.Join(dir, "x.json")}, strings.NewReader(""), &stdout, &errs); code != exitFailed || !strings.Contains(errs.String(), "0 of the first 140") {
 		t.Errorf("a trace without times: exit %d, %s", code, errs.String())
 	}
+	if code := run(t.Context(), []string{"calibrate", out, "-o", filepath.Join(dir, "n.json"), "--max-requests", "-1"}, strings.NewReader(""), &stdout, &errs); code != exitUsage || !strings.Contains(errs.String(), "negative") {
+		t.Errorf("a negative number: exit %d, %s", code, errs.String())
+	}
 	checkDocumented(t, "calibrate", must(t, "calibrate", out, "-o", filepath.Join(dir, "y.json"), "--max-requests", "60", "--json"))
 	if code := run(t.Context(), []string{"calibrate", out, "-o", profile}, strings.NewReader(""), &stdout, &errs); code != exitFailed || !strings.Contains(errs.String(), "--force") {
 		t.Errorf("overwriting: exit %d, %s", code, errs.String())
+	}
+}
+
+func TestRateBeyondNumbers(t *testing.T) {
+	dir := t.TempDir()
+	trace := filepath.Join(dir, "trace")
+	writeTrace(t, trace, 300)
+	if code, _, errs := invoke("simulate", trace, "--rate", "1e308", "-o", filepath.Join(dir, "run")); code != exitFailed && code != exitUsage || !strings.Contains(errs, "cannot be scaled") {
+		t.Errorf("exit %d, %s", code, errs)
 	}
 }

@@ -29,7 +29,11 @@ func SpeedFor(s Arrivals, rate float64) (float64, error) {
 	if last == first {
 		return 0, fmt.Errorf("%d requests at one time have no rate to scale", n)
 	}
-	return rate * (last - first).Seconds() / float64(n), nil
+	speed := rate * (last - first).Seconds() / float64(n)
+	if !(speed > 0) || math.IsInf(speed, 0) {
+		return 0, fmt.Errorf("%d requests in %v cannot be scaled to %v a second", n, last-first, rate)
+	}
+	return speed, nil
 }
 
 // Quantum is the tick of a trace's clock: the median distance of its distinct times, where most requests share theirs with another; 0

@@ -230,6 +230,11 @@ func TestRate(t *testing.T) {
 	if _, err := SpeedFor(at(0, 0), 1); err == nil {
 		t.Error("a burst has a rate")
 	}
+	for _, rate := range []float64{math.MaxFloat64, math.SmallestNonzeroFloat64} {
+		if speed, err := SpeedFor(at(0, 500*time.Second), rate); err == nil && (speed == 0 || math.IsInf(speed, 0)) {
+			t.Errorf("%v a second is a speed of %v", rate, speed)
+		}
+	}
 }
 
 func TestSelectionValidate(t *testing.T) {
