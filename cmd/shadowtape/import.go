@@ -67,16 +67,19 @@ Formats:
 				}
 				o.HashKey = key
 			}
-			if force {
-				if err := formats.Remove(out); err != nil {
-					return err
-				}
-			}
 			sources, done, err := a.sources(args[1:])
 			if err != nil {
 				return err
 			}
 			defer done()
+			if force {
+				if err := notRead(out, args[1:]...); err != nil {
+					return err
+				}
+				if err := formats.Remove(out); err != nil {
+					return err
+				}
+			}
 			bar := progressOf(a.err, sources)
 			r, err := foreign.Import(c.Context(), f, sources, out, formats.Header{ToolVersion: readBuildInfo().Version}, o)
 			bar.End()

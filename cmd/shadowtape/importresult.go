@@ -46,16 +46,19 @@ Formats:
 					return err
 				}
 			}
-			if force {
-				if err := formats.Remove(out); err != nil {
-					return err
-				}
-			}
 			sources, done, err := a.sources(args[1:])
 			if err != nil {
 				return err
 			}
 			defer done()
+			if force {
+				if err := notRead(out, args[1:]...); err != nil {
+					return err
+				}
+				if err := formats.Remove(out); err != nil {
+					return err
+				}
+			}
 			if label == "" {
 				label = strings.TrimSuffix(sources[0].Name, filepath.Ext(sources[0].Name))
 			}

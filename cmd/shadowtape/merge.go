@@ -33,6 +33,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it).`,
 				return usageError(errors.New("-o is missing"), "shadowtape merge --help")
 			}
 			var runs []*formats.Trace
+			var read []string
 			for _, arg := range args {
 				names, err := formats.Runs(arg)
 				if err != nil {
@@ -43,10 +44,16 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it).`,
 					if err != nil {
 						return err
 					}
-					runs = append(runs, t)
+					runs, read = append(runs, t), append(read, n)
 				}
 			}
 			if force {
+				if err := notRead(out, read...); err != nil {
+					return err
+				}
+				if err := job.Mergeable(runs); err != nil {
+					return fmt.Errorf("merge: %w", err)
+				}
 				if err := formats.Remove(out); err != nil {
 					return err
 				}

@@ -154,6 +154,9 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 		return usageError(err, "shadowtape replay --help")
 	}
 	if o.force {
+		if err := notRead(o.out, where); err != nil {
+			return err
+		}
 		if err := formats.Removable(o.out); err != nil {
 			return err
 		}

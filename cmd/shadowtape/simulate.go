@@ -100,6 +100,11 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	if err != nil {
 		return err
 	}
+	if f.force {
+		if err := notRead(f.out, where); err != nil {
+			return err
+		}
+	}
 	if err := clearRun(f.out, f.force); err != nil {
 		return err
 	}

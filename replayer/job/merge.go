@@ -69,6 +69,12 @@ func Merge(runs []*formats.Trace, out, label, toolVersion string, command []stri
 	return m, w.Close(m)
 }
 
+// Mergeable says why Merge would refuse the runs, or nil.
+func Mergeable(runs []*formats.Trace) error {
+	_, _, err := choose(runs)
+	return err
+}
+
 // choose checks that the runs are the shards of one replay and says which are taken, by index.
 func choose(runs []*formats.Trace) ([]*attempt, []formats.Shard, error) {
 	var attempts []*attempt
