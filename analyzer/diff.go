@@ -160,7 +160,7 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 	for _, i := range pairedMetrics {
 		d.Metrics = append(d.Metrics, m.compare(i, o)...)
 	}
-	if len(d.Metrics) == 0 && sb.Requests.Completed > 0 {
+	if q := sb.Requests; len(d.Metrics) == 0 && (q.Completed > 0 || q.Failed+q.Aborted+q.Dropped == 0) {
 		silent := a
 		if sa.Metrics["e2el"].N > 0 {
 			silent = b

@@ -53,6 +53,9 @@ Formats:
 				return err
 			}
 			defer t.Close()
+			if at, in := located(out), located(args[1]); force && out != "-" && (at == in || strings.HasPrefix(at, in+"/")) {
+				return usageError(fmt.Errorf("-o %s is part of %s, which is read", out, args[1]), "another place for the file")
+			}
 			var r foreign.Exported
 			err = a.into(out, force, func(w io.Writer) (err error) {
 				r, err = foreign.Export(c.Context(), f, t, w, o)

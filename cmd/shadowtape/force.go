@@ -11,17 +11,17 @@ import (
 
 // notRead refuses an output that --force would remove although the verb reads it: the output is one of the inputs, or holds one.
 func notRead(out string, inputs ...string) error {
-	at := place(out)
+	at := located(out)
 	for _, in := range inputs {
-		if p := place(in); p == at || strings.HasPrefix(p, at+"/") {
+		if p := located(in); p == at || strings.HasPrefix(p, at+"/") {
 			return usageError(fmt.Errorf("-o %s holds %s, which is read: --force would remove it first", out, in), "another place for the result")
 		}
 	}
 	return nil
 }
 
-// place is one name for a file, directory or prefix, whatever it is called: what does not exist is not there to be removed.
-func place(name string) string {
+// located is one name for a file, directory or prefix, whatever it is called: what does not exist is not there to be removed.
+func located(name string) string {
 	if formats.Remote(name) {
 		return strings.TrimRight(name, "/")
 	}

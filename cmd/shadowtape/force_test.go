@@ -45,3 +45,32 @@ func TestForceKeepsWhatIsRead(t *testing.T) {
 	}
 	must(t, "simulate", trace, "-o", run, "--force")
 }
+
+// Nothing is said of a candidate that has no answers, whichever side it stands on; a load without end is refused; a trace is not exported into
+// itself.
+func TestNonsenseIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	csv, trace, run := filepath.Join(dir, "a.csv"), filepath.Join(dir, "trace"), filepath.Join(dir, "run")
+	if err := os.WriteFile(csv, []byte("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.6805900,374,44\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	must(t, "import", "azure-llm", csv, "-o", trace)
+	must(t, "simulate", trace, "-o", run)
+	for _, v := range []struct {
+		says string
+		code int
+		args []string
+	}{
+		{"trace does not say when its answers came", exitFailed, []string{"diff", run, trace}},
+		{"trace does not say when its answers came", exitFailed, []string{"diff", trace, run}},
+		{"a second", exitUsage, []string{"synth", "--preset", "short", "--rate", "1e308", "--duration", "1s", "-o", filepath.Join(dir, "s")}},
+		{"which is read", exitUsage, []string{"export", "jsonl", trace, "-o", filepath.Join(trace, "exchanges-00001.parquet"), "--force"}},
+	} {
+		if code, _, errs := invoke(v.args...); code != v.code || !strings.Contains(errs, v.says) {
+			t.Errorf("%v: exit %d, %s", v.args, code, errs)
+		}
+	}
+	if tr, err := formats.Open(trace); err != nil || tr.Rows != 2 {
+		t.Errorf("the trace is gone: %v", err)
+	}
+}

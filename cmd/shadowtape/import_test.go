@@ -55,6 +55,10 @@ func TestImportCommand(t *testing.T) {
 	if tr, err := formats.Open(auto); err != nil || tr.Header.SourceKind != "import:azure-llm" || tr.Header.Licence != "CC-BY-4.0" {
 		t.Errorf("%+v, %v", tr, err)
 	}
+	noTrace := filepath.Join(d, "notes.txt")
+	if err := os.WriteFile(noTrace, []byte("mine"), 0o666); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args []string
 		code int
@@ -67,14 +71,15 @@ func TestImportCommand(t *testing.T) {
 		{[]string{"import", "mooncake", csv, "-o", filepath.Join(d, "m")}, exitFailed, "this is no mooncake: it looks like azure-llm"},
 		{[]string{"import", "azure-llm", filepath.Join(d, "absent.csv"), "-o", filepath.Join(d, "m")}, exitFailed, "no such file"},
 		{[]string{"import", "azure-llm", csv, "-o", filepath.Join(d, "m"), "--strict"}, exitFailed, "row 4: 1 fields where the header has 3"},
-		{[]string{"import", "azure-llm", csv, "-o", csv, "--force"}, exitFailed, "not a Parquet file"},
+		{[]string{"import", "azure-llm", csv, "-o", csv, "--force"}, exitUsage, "which is read"},
+		{[]string{"import", "azure-llm", csv, "-o", noTrace, "--force"}, exitFailed, "not a Parquet file"},
 	} {
 		code, out, errs := call("", c.args...)
 		if code != c.code || out != "" || !strings.Contains(errs, c.want) || strings.Count(strings.TrimSpace(errs), "\n") > 1 {
 			t.Errorf("%v: exit %d, stdout %q, stderr %q", c.args, code, out, errs)
 		}
 	}
-	if _, err := os.Stat(csv); err != nil {
+	if _, err := os.Stat(noTrace); err != nil {
 		t.Error("--force took a file that is no trace")
 	}
 }

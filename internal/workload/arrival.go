@@ -41,6 +41,9 @@ func (a Arrival) Validate() error {
 		}
 	}
 	positive("rate", a.Rate)
+	if a.Rate > maxRate {
+		errs = append(errs, fmt.Errorf("arrival %s: rate %v is over %v a second", a.Family, a.Rate, maxRate))
+	}
 	switch a.Family {
 	case Constant, Poisson:
 	case Gamma:

@@ -20,14 +20,17 @@ type Options struct {
 	KeepQuantum bool    // put arrivals at multiples of the model's quantum, as its source has them
 }
 
+// maxRate is one request a nanosecond: above it time does not move, and a duration has no end.
+const maxRate = 1e9
+
 // Validate reports what cannot be generated.
 func (o Options) Validate() error {
 	var errs []error
 	if !(o.Seconds >= 0 && o.Seconds <= 1e9) || o.Requests < 0 {
 		errs = append(errs, fmt.Errorf("%v seconds and %d requests: must not be negative", o.Seconds, o.Requests))
 	}
-	if !(o.Rate >= 0) || math.IsInf(o.Rate, 0) {
-		errs = append(errs, fmt.Errorf("rate %v: must be positive", o.Rate))
+	if !(o.Rate >= 0 && o.Rate <= maxRate) {
+		errs = append(errs, fmt.Errorf("rate %v: must be positive, and %v a second at most", o.Rate, maxRate))
 	}
 	return errors.Join(errs...)
 }
