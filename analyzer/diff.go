@@ -36,6 +36,9 @@ func (o CompareOptions) Validate() error {
 			err = errors.Join(err, fmt.Errorf("%s: %v is not in [0, 1)", v.name, v.v))
 		}
 	}
+	if !(o.GPUHourPrice >= 0) || math.IsInf(o.GPUHourPrice, 0) || o.FleetGPUs < 0 {
+		err = errors.Join(err, fmt.Errorf("%d GPUs at %v an hour: neither may be negative", o.FleetGPUs, o.GPUHourPrice))
+	}
 	if o.Draws < 0 {
 		err = errors.Join(err, fmt.Errorf("draws: %d is below 0", o.Draws))
 	}

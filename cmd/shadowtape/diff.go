@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -62,6 +63,11 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 				args = []string{o.base[0], o.candidate[0]}
 			case len(o.base) > 0:
 				return a.diffMany(o.base, o.candidate, "", o.judge, o.json)
+			}
+			for _, name := range append(slices.Clone(judgeHow), judgeWhere...) {
+				if c.Flags().Changed(name) && !slices.Contains([]string{"json", "html", "force"}, name) {
+					return usageError(fmt.Errorf("--%s is for launches in pairs, and here is one run a side", name), "several runs after --base and after --candidate, or leave it out")
+				}
 			}
 			slo, err := analyzer.ParseSLO(o.slo)
 			if err != nil {

@@ -63,6 +63,9 @@ func TestNonsenseIsRefused(t *testing.T) {
 	}{
 		{"trace does not say when its answers came", exitFailed, []string{"diff", run, trace}},
 		{"trace does not say when its answers came", exitFailed, []string{"diff", trace, run}},
+		{"--policy is for launches", exitUsage, []string{"diff", "--base", run, "--candidate", run, "--policy", "threshold:x"}},
+		{"--db is for launches", exitUsage, []string{"diff", run, run, "--db", "/nope"}},
+		{"negative", exitUsage, []string{"diff", run, run, "--gpu-hour-price", "NaN"}},
 		{"a second", exitUsage, []string{"synth", "--preset", "short", "--rate", "1e308", "--duration", "1s", "-o", filepath.Join(dir, "s")}},
 		{"which is read", exitUsage, []string{"export", "jsonl", trace, "-o", filepath.Join(trace, "exchanges-00001.parquet"), "--force"}},
 	} {
