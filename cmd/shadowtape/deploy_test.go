@@ -278,7 +278,7 @@ func TestReplayDeployRefuses(t *testing.T) {
 		{"both", "", []string{"--target", "http://127.0.0.1:1"}, exitUsage, []string{"--deploy and --target or --gpus-of: which?"}},
 		{"exclusive", "", []string{"--exclusive", "maybe"}, exitUsage, []string{"--exclusive is on or off"}},
 		{"set", "", []string{"--set", "x"}, exitUsage, []string{"--set wants NAME=VALUE"}},
-		{"no GPU", simProcess + "gpus: 1\n", nil, exitInvalid, []string{"nothing is known about the GPUs", "hint: use a build with cgo on the GPUs' machine, or --exclusive=off; --allow-invalid"}},
+		{"no GPU", simProcess + "gpus: 1\n", nil, exitInvalid, []string{"nothing is known about the GPUs", "hint: build one with cgo, on Linux: make build-nvml; or --exclusive=off; --allow-invalid"}},
 		{"no engine", "{image: x, port: 1}", []string{"--engine", "unix:///no/engine.sock"}, exitFailed, []string{"nobody answers", "hint: start Docker"}},
 		{"no permission or file", "{image: x, port: 1, volumes: [/no/model:/m]}", nil, exitFailed, []string{"/no/model does not exist", "hint: "}},
 		{"dies at once", "{process: [sh, -c, 'echo no such model >&2; exit 3', '${port}']}", nil, exitFailed, []string{"it ended before it was healthy: exit code 3", "candidate| no such model", "its whole log is "}},

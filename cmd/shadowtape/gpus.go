@@ -17,14 +17,6 @@ import (
 // openGPUs opens the machine's GPUs; tests put a double here.
 var openGPUs = gpu.Open
 
-// gpuHint is the advice where GPUs cannot be looked at.
-func gpuHint(err error) string {
-	if errors.Is(err, gpu.ErrUnsupported) {
-		return "make build-nvml builds one with cgo, on Linux"
-	}
-	return "is this the GPUs' machine, and does nvidia-smi work on it?"
-}
-
 // gpuList is what `gpus --json` prints.
 type gpuList struct {
 	Schema  int         `json:"schema"`
@@ -102,7 +94,11 @@ Exit 0 where the GPUs could be looked at, whatever their state; 1 where they cou
 func listGPUs(lockDir string) (list gpuList, err error) {
 	r, err := openGPUs()
 	if err != nil {
-		return list, withHint(fmt.Errorf("list GPUs: %w", err), gpuHint(err))
+		hint := ""
+		if e, ok := errors.AsType[*gpu.OpenError](err); ok {
+			hint = e.Hint
+		}
+		return list, withHint(fmt.Errorf("list GPUs: %w", err), hint)
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	if lockDir == "" {

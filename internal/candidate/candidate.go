@@ -15,7 +15,7 @@ import (
 	"github.com/shadowtape/shadowtape/internal/gpu"
 )
 
-// Options say how a candidate is started. Deploy.GPUs is filled in here.
+// Options say how a candidate is started. Deploy.GPUs, Deploy.Driver and Deploy.CUDA are filled in here.
 type Options struct {
 	Deploy       deploy.Options
 	Shared       bool                         // --exclusive=off: no lease, nobody is looked for, and the run says so
@@ -102,6 +102,7 @@ func (r *Running) start(ctx context.Context, f *deploy.File) error {
 		}
 	}
 	o := r.o.Deploy
+	o.Driver, o.CUDA = r.system.Driver, r.system.CUDA
 	if r.lease != nil {
 		o.GPUs = r.lease.UUIDs
 	} else {

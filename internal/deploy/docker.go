@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -58,6 +59,7 @@ type imageFacts struct {
 	created string
 	entry   []string
 	cmd     []string
+	env     []string
 }
 
 // connect opens the engine and says what it is.
@@ -104,6 +106,11 @@ func (c *container) begin(ctx context.Context) (string, error) {
 	}
 	if err := c.resolveImage(ctx); err != nil {
 		return "", err
+	}
+	if !c.file.GPUs.None() {
+		if err := c.opts.checkDriver(c.file.Image, slices.Concat(c.image.env, c.env)); err != nil {
+			return "", err
+		}
 	}
 	config, host, err := c.config()
 	if err != nil {
@@ -162,7 +169,7 @@ func (c *container) resolveImage(ctx context.Context) error {
 	}
 	c.image = imageFacts{id: found.ID, digests: found.RepoDigests, created: found.Created}
 	if found.Config != nil {
-		c.image.labels, c.image.entry, c.image.cmd = found.Config.Labels, found.Config.Entrypoint, found.Config.Cmd
+		c.image.labels, c.image.entry, c.image.cmd, c.image.env = found.Config.Labels, found.Config.Entrypoint, found.Config.Cmd, found.Config.Env
 	}
 	return nil
 }
@@ -292,6 +299,8 @@ func (c *container) createError(err error) error {
 	switch {
 	case strings.Contains(text, "could not select device driver"), strings.Contains(text, "unresolvable CDI devices"):
 		return hinted(fmt.Errorf("start container: %w", err), "the engine has no NVIDIA runtime: install nvidia-container-toolkit on its machine")
+	case strings.Contains(text, "unsatisfied condition"): // NVIDIA's hook, where we did not know the driver
+		return hinted(fmt.Errorf("start container: %w", err), driverHint)
 	case strings.Contains(text, "executable file not found"), strings.Contains(text, "no such file or directory"):
 		return hinted(fmt.Errorf("start container: %w", err), "is entrypoint or the first word of command a program inside the image?")
 	}

@@ -182,10 +182,11 @@ func testContainerFails(t *testing.T, address, image string) {
 		{"no engine", head, "unix:///no/such/engine.sock", "nobody answers", "DOCKER_HOST"},
 		{"no such volume", head + "volumes: ['/no/such/model:/models']\n", address, "/no/such/model does not exist", "relative path"},
 		{"no such program", head + "entrypoint: [/none]\n", address, "start container", "inside the image"},
+		{"driver too old", head + "gpus: {uuids: [GPU-1]}\nenv: {NVIDIA_REQUIRE_CUDA: cuda>=99.1}\n", address, "the driver is too old for image " + image + ": it wants cuda>=99.1, and the driver is 535.104.05 for CUDA 12.2", "update the NVIDIA driver"},
 		{"no GPU runtime", head + "gpus: {uuids: [GPU-1]}\n", address, "could not select device driver", "nvidia-container-toolkit"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cand, err := Start(t.Context(), parse(t, c.text, nil), Options{Engine: c.engine})
+			cand, err := Start(t.Context(), parse(t, c.text, nil), Options{Engine: c.engine, Driver: "535.104.05", CUDA: "12.2"})
 			if err == nil {
 				cand.Stop(t.Context())
 				t.Fatal("it started")

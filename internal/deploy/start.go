@@ -21,6 +21,8 @@ import (
 type Options struct {
 	Engine     string              // address of the container engine, unix:///… or tcp://…; "": /var/run/docker.sock. Podman's compatible socket works
 	Kubeconfig string              // file for kubernetes:; "": the cluster that this program runs in
+	Driver     string              // version of this machine's NVIDIA driver, against what the image asks for; "": unknown, not checked
+	CUDA       string              // the highest version that it supports; "": unknown, not checked
 	GPUs       []string            // UUIDs of the GPUs that the lease gave; nil: as the file says, unresolved
 	Log        io.Writer           // the candidate's output; nil: only its last lines are kept, for errors
 	LogLimit   int64               // bytes of output kept, the beginning and the end of it; 0: 16 MiB

@@ -13,8 +13,16 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 )
 
+// OpenError says why the GPUs of this machine cannot be looked at.
+type OpenError struct {
+	Text string
+	Hint string // what to do
+}
+
+func (e *OpenError) Error() string { return e.Text }
+
 // ErrUnsupported is returned by Open where the build has no NVML: without cgo, or not on Linux.
-var ErrUnsupported = errors.New("this build has no NVML")
+var ErrUnsupported error = &OpenError{"this build has no NVML", "build one with cgo, on Linux: make build-nvml"}
 
 // ErrLost is a reading of a GPU that has fallen off the bus or needs a reset.
 var ErrLost = errors.New("the GPU is lost")
@@ -57,13 +65,12 @@ type GPU struct {
 	PowerLimitW float64
 	VBIOS       string
 	ECC         formats.Null[bool]
-	Remapped    formats.Null[bool]    // memory rows were remapped and the remapping waits for a reset, or failed
-	PCIe        string                // "gen 5 x16", now
-	Links       formats.Null[int]     // active NVLinks
-	Peers       map[string]string     // topology: by peer's UUID, NVML's nearest common ancestor
-	MaxSMClock  formats.Null[int32]   // MHz
-	NUMANode    formats.Null[int]     // of the machine
-	MemClocks   formats.Null[[]int32] // reserved for application clocks, MHz: SM, memory
+	Remapped    formats.Null[bool]  // memory rows were remapped and the remapping waits for a reset, or failed
+	PCIe        string              // "gen 5 x16", now
+	Links       formats.Null[int]   // active NVLinks
+	Peers       map[string]string   // topology: by peer's UUID, NVML's nearest common ancestor
+	MaxSMClock  formats.Null[int32] // MHz
+	NUMANode    formats.Null[int]   // of the machine
 }
 
 // MIG is one instance of a divided GPU.

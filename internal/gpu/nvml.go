@@ -16,29 +16,34 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 )
 
-// Open opens NVML. Its errors say what is missing: the library, the driver, a matching pair of them, or any GPU.
+// Open opens NVML. Its errors are *OpenError: they say what is missing, the library, the driver, a matching pair of them, a new enough
+// one or the permission, and what to do.
 func Open() (Reader, error) { return openWith(nvml.New()) }
+
+// notOpen are NVML's answers to the first call, in words.
+var notOpen = map[nvml.Return]OpenError{
+	nvml.ERROR_LIBRARY_NOT_FOUND:       {"libnvidia-ml.so.1 is not on this machine: no NVIDIA driver is installed", "run it where the GPUs are; in a container, pass them into it with the utility capability (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"},
+	nvml.ERROR_DRIVER_NOT_LOADED:       {"the NVIDIA kernel driver is not loaded", "modprobe nvidia, and see the kernel's log (dmesg); after a new kernel the driver's module must be built again"},
+	nvml.ERROR_LIB_RM_VERSION_MISMATCH: {"library and kernel driver are of different versions: the machine waits for a restart after an update", "restart the machine, or load the new module: rmmod nvidia_uvm nvidia, then modprobe nvidia"},
+	nvml.ERROR_NO_PERMISSION:           {"no permission for the NVIDIA devices", "may this user read and write /dev/nvidiactl and /dev/nvidia0?"},
+	nvml.ERROR_FUNCTION_NOT_FOUND:      {"the driver is too old: libnvidia-ml.so.1 lacks the calls of this binding", "update the NVIDIA driver"},
+}
 
 func openWith(lib nvml.Interface) (Reader, error) {
 	r := &nvmlReader{lib: lib, devices: map[string]nvml.Device{}, parents: map[string]nvml.Device{}, symbols: map[string]bool{}}
-	switch ret := lib.Init(); ret {
-	case nvml.SUCCESS:
-		if !r.has("nvmlDeviceGetComputeRunningProcesses") {
-			lib.Shutdown()
-			return nil, errors.New("open NVML: the driver is too old: it cannot say which processes use a GPU")
-		}
-	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return nil, errors.New("open NVML: libnvidia-ml.so.1 is not on this machine: no NVIDIA driver is installed")
-	case nvml.ERROR_DRIVER_NOT_LOADED:
-		return nil, errors.New("open NVML: the NVIDIA kernel driver is not loaded")
-	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return nil, errors.New("open NVML: library and kernel driver are of different versions: the machine waits for a restart after an update")
-	case nvml.ERROR_NO_PERMISSION:
-		return nil, errors.New("open NVML: no permission for the NVIDIA devices")
-	default:
-		return nil, fmt.Errorf("open NVML: %w", retError(ret))
+	ret := lib.Init()
+	why, known := notOpen[ret]
+	switch {
+	case ret == nvml.SUCCESS && r.has("nvmlDeviceGetComputeRunningProcesses"):
+		return r, nil
+	case ret == nvml.SUCCESS:
+		lib.Shutdown()
+		why = OpenError{"the driver is too old: it cannot say which processes use a GPU", "update the NVIDIA driver"}
+	case !known:
+		why = OpenError{retError(ret).Error(), "does nvidia-smi work on this machine?"}
 	}
-	return r, nil
+	why.Text = "open NVML: " + why.Text
+	return nil, &why
 }
 
 // nvmlReader reads NVML. Calls that the installed driver lacks are not made: looking them up lazily would end the program.

@@ -171,17 +171,28 @@ func TestNVMLOldDriver(t *testing.T) {
 }
 
 func TestNVMLDoesNotOpen(t *testing.T) {
-	for ret, want := range map[nvml.Return]string{
-		nvml.ERROR_LIBRARY_NOT_FOUND:       "no NVIDIA driver is installed",
-		nvml.ERROR_DRIVER_NOT_LOADED:       "kernel driver is not loaded",
-		nvml.ERROR_LIB_RM_VERSION_MISMATCH: "different versions",
-		nvml.ERROR_NO_PERMISSION:           "no permission",
-		nvml.ERROR_UNKNOWN:                 "NVML error 999",
+	for ret, want := range map[nvml.Return][2]string{
+		nvml.ERROR_LIBRARY_NOT_FOUND:       {"no NVIDIA driver is installed", "where the GPUs are"},
+		nvml.ERROR_DRIVER_NOT_LOADED:       {"kernel driver is not loaded", "modprobe nvidia"},
+		nvml.ERROR_LIB_RM_VERSION_MISMATCH: {"different versions", "restart the machine"},
+		nvml.ERROR_NO_PERMISSION:           {"no permission", "/dev/nvidiactl"},
+		nvml.ERROR_FUNCTION_NOT_FOUND:      {"driver is too old", "update the NVIDIA driver"},
+		nvml.ERROR_UNKNOWN:                 {"NVML error 999", "nvidia-smi"},
 	} {
 		_, err := openWith(&mock.Interface{InitFunc: func() nvml.Return { return ret }})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%d gives %v", ret, err)
-		}
+		notOpenedFor(t, err, want[0], want[1])
+	}
+}
+
+// notOpenedFor wants one line with a hint, and the same hint of a run that needs the GPUs.
+func notOpenedFor(t *testing.T, err error, text, hint string) {
+	t.Helper()
+	e, ok := errors.AsType[*OpenError](err)
+	if !ok || !strings.HasPrefix(e.Text, "open NVML: ") || !strings.Contains(e.Text, text) || !strings.Contains(e.Hint, hint) || strings.Contains(e.Text+e.Hint, "\n") {
+		t.Fatalf("%v, want %s and %s", err, text, hint)
+	}
+	if f := Unavailable(err).Findings[0]; f.Level != Invalid || !strings.Contains(f.Text, text) || f.Advice() != e.Hint+"; or --exclusive=off" {
+		t.Errorf("%+v: %s", f, f.Advice())
 	}
 }
 
@@ -201,9 +212,8 @@ func TestThrottleBits(t *testing.T) {
 func TestNVMLTooOld(t *testing.T) {
 	s, _ := simulated(t)
 	s.LookupSymbolFunc = func(string) error { return errTest }
-	if _, err := openWith(s); err == nil || !strings.Contains(err.Error(), "driver is too old") {
-		t.Error(err)
-	}
+	_, err := openWith(s)
+	notOpenedFor(t, err, "the driver is too old: it cannot say which processes use a GPU", "update the NVIDIA driver")
 }
 
 // The verdicts again, through NVML's own calls.

@@ -1,6 +1,8 @@
 package gpu
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -72,7 +74,7 @@ var Situations = []Situation{
 	{littleMemory, "before", "less memory is free than the deployment asks for", Invalid, "end what uses it, or lower gpus.free"},
 	{hardwareSlowdown, "both", "hardware slowdown, hardware thermal slowdown or power brake", Invalid, "mend cooling or power; clocks under such a slowdown compare with nothing"},
 	{thermalSlowdown, "before", "software thermal slowdown already before the start", Invalid, "let the GPU cool down, mend its cooling"},
-	{noNVML, "both", "this build or machine has no NVML, and GPUs are asked for", Invalid, "use a build with cgo on the GPUs' machine, or --exclusive=off"},
+	{noNVML, "both", "this build or machine has no NVML, and GPUs are asked for", Invalid, "the line says what is missing; or --exclusive=off"},
 	{notExclusive, "both", "--exclusive=off: nothing was leased and nobody else was looked for", Warn, "leave --exclusive on for figures that are compared"},
 	{thermalDuring, "during", "software thermal slowdown for part of the run", Warn, "see the share of time and the clocks beside the figures; mend the cooling"},
 	{powerCap, "during", "clocks were lowered to stay below the power limit", Warn, "normal under full load; both sides of a comparison should show the same share"},
@@ -100,6 +102,8 @@ type Finding struct {
 	At    time.Time `json:"at,omitzero"` // first seen; zero: before the run
 	To    time.Time `json:"to,omitzero"` // last seen
 	Level Level     `json:"level"`
+
+	advice string // "": the situation's
 }
 
 func find(code, uuid, format string, args ...any) Finding {
@@ -125,7 +129,7 @@ func (f Finding) String() string {
 }
 
 // Advice is what to do about the finding; "" for one that is fine.
-func (f Finding) Advice() string { return situation(f.Code).Advice }
+func (f Finding) Advice() string { return cmp.Or(f.advice, situation(f.Code).Advice) }
 
 // Verdict is what the findings mean together.
 type Verdict struct{ Findings []Finding }
@@ -146,7 +150,11 @@ func (v Verdict) Valid() bool { return v.Level() != Invalid }
 
 // Unavailable is the verdict where GPUs are asked for and cannot be looked at: err says why.
 func Unavailable(err error) Verdict {
-	return Verdict{[]Finding{find(noNVML, "", "nothing is known about the GPUs: %v", err)}}
+	f := find(noNVML, "", "nothing is known about the GPUs: %v", err)
+	if e, ok := errors.AsType[*OpenError](err); ok {
+		f.advice = e.Hint + "; or --exclusive=off"
+	}
+	return Verdict{[]Finding{f}}
 }
 
 // Off is the verdict of a run that asked for no exclusivity: it stands in every report.
