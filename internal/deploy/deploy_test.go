@@ -182,8 +182,16 @@ func TestStartFails(t *testing.T) {
 		{"no program", `process: [/no/such/program, "${port}"]` + rest, "there is no such program", "relative path"},
 		{"port taken", `process: ["${self}"]` + rest + fmt.Sprintf("port: %d\n", port), "is taken", "${port}"},
 		{"secret unset", `process: ["${self}", "${port}"]` + rest + "env: {A_TOKEN: '${env:NOT_SET_ANYWHERE}'}\n", "NOT_SET_ANYWHERE is not set", "export"},
-		{"prepare fails", `process: ["${self}", "${port}"]` + rest + "prepare: [{command: [sh, -c, 'echo no space left; exit 3']}]\n", "exit status 3: no space left", ""},
-		{"prepare makes nothing", `process: ["${self}", "${port}"]` + rest + "prepare: [{command: ['true'], creates: no/such/file}]\n", "did not create no/such/file", ""},
+		{"prepare fails", `process: ["${self}", "${port}"]` + rest + "prepare: [{command: [sh, -c, 'echo no space left; exit 3']}]\n", "exit status 3: no space left", "by itself"},
+		{"prepare makes nothing", `process: ["${self}", "${port}"]` + rest + "prepare: [{command: ['true'], creates: no/such/file}]\n", "did not create no/such/file", "relative path"},
+		{"prepare takes too long", `process: ["${self}", "${port}"]` + rest + "prepare: [{command: [sleep, '600'], timeout: 50ms}]\n", "sleep: it did not end within 50ms", "timeout"},
+		{"prepare is no program", `process: ["${self}", "${port}"]` + rest + "prepare: [{command: [no-such-program]}]\n", "no-such-program: there is no such program", "PATH"},
+		{"no model", `process: ["${self}", "${port}"]` + rest + "model_files: {path: /no/such/model}\n", "model_files.path: /no/such/model does not exist", "relative path"},
+		{"no directory", `process: [sleep, "60", "${port}"]` + rest + "dir: /no/such\n", "/no/such is no directory to work in", "dir names"},
+		{"a directory, not a program", `process: [/tmp, "${port}"]` + rest, "/tmp: it may not be executed", "chmod"},
+		{"secret's file", `process: ["${self}", "${port}"]` + rest + "env: {A_TOKEN: 'file:/no/such'}\n", "env A_TOKEN: open /no/such", "holds the secret"},
+		{"secret's file is empty", `process: ["${self}", "${port}"]` + rest + "env: {A_TOKEN: 'file:/dev/null'}\n", "its file /dev/null is empty", "put the secret"},
+		{"no manifest", "{kubernetes: {service: a, manifest: none.yaml}}", "read manifest: open ", "relative path"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

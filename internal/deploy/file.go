@@ -207,7 +207,7 @@ func Parse(text []byte, values map[string]string) (*File, error) {
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return nil, errors.New("it is not a mapping of fields")
 	}
-	if err := knownFields(doc.Content[0], reflect.TypeFor[File](), ""); err != nil {
+	if err := wellFormed(doc.Content[0], reflect.TypeFor[File](), ""); err != nil {
 		return nil, err
 	}
 	f := &File{}
@@ -219,6 +219,9 @@ func Parse(text []byte, values map[string]string) (*File, error) {
 
 // yamlError makes one line of the decoder's errors.
 func yamlError(err error) error {
+	if strings.Contains(err.Error(), "cannot start any token") { // the parser's words for it
+		err = fmt.Errorf("%w: is it a tab? YAML is indented with blanks", err)
+	}
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	text = strings.TrimPrefix(text, "unmarshal errors:\n")
 	lines := strings.Split(text, "\n")
@@ -226,50 +229,6 @@ func yamlError(err error) error {
 		lines[i] = strings.TrimSpace(lines[i])
 	}
 	return errors.New(strings.Join(lines, "; "))
-}
-
-// knownFields refuses mapping keys that t has no field for, and YAML aliases, whose lines would mislead.
-func knownFields(n *yaml.Node, t reflect.Type, path string) error {
-	if n.Kind == yaml.AliasNode || n.Anchor != "" {
-		return fmt.Errorf("line %d: anchors and aliases are not used in deployment files", n.Line)
-	}
-	if n.Kind == yaml.SequenceNode {
-		for _, c := range n.Content {
-			var err error
-			if t != nil && t.Kind() == reflect.Slice {
-				err = knownFields(c, t.Elem(), path)
-			} else {
-				err = knownFields(c, nil, path)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if n.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		key, value := n.Content[i], n.Content[i+1]
-		var next reflect.Type
-		switch {
-		case t == nil:
-		case t.Kind() == reflect.Map:
-			next = t.Elem()
-		case t.Kind() == reflect.Struct:
-			names := fieldNames(t)
-			f, ok := names[key.Value]
-			if !ok {
-				return fmt.Errorf("line %d: there is no field %q%s", key.Line, path+key.Value, didYouMean(key.Value, names))
-			}
-			next = f
-		}
-		if err := knownFields(value, next, path+key.Value+"."); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // fieldNames are the yaml names of a struct's fields.

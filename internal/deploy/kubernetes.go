@@ -63,7 +63,13 @@ const clusterPoll = time.Second
 func (c *cluster) begin(ctx context.Context) (string, error) {
 	k := c.file.Kubernetes
 	c.stopping = make(chan struct{})
+	var manifest []byte
 	var err error
+	if k.Manifest != "" { // before the cluster is asked
+		if manifest, err = os.ReadFile(c.file.path(k.Manifest)); err != nil {
+			return "", hinted(fmt.Errorf("read manifest: %w", err), "a relative path starts at the deployment file's directory")
+		}
+	}
 	c.c, err = kube.Connect(kube.Options{Config: c.opts.Kubeconfig, Context: k.Context, Namespace: k.Namespace, Environ: inherited(c.opts.Environ), Getenv: c.opts.Getenv})
 	if err != nil {
 		return "", hinted(err, "name the file with KUBECONFIG, and the context in the deployment file")
@@ -72,7 +78,7 @@ func (c *cluster) begin(ctx context.Context) (string, error) {
 		return "", hinted(fmt.Errorf("ask the cluster for its version: %w", err), "can kubectl reach it with the same kubeconfig and context?")
 	}
 	if k.Manifest != "" {
-		if err := c.apply(ctx); err != nil {
+		if err := c.apply(ctx, manifest); err != nil {
 			return "", err
 		}
 	}
@@ -97,12 +103,7 @@ func (c *cluster) begin(ctx context.Context) (string, error) {
 }
 
 // apply makes the manifest's objects and waits until they are ready.
-func (c *cluster) apply(ctx context.Context) error {
-	path := c.file.path(c.file.Kubernetes.Manifest)
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("read manifest: %w", err)
-	}
+func (c *cluster) apply(ctx context.Context, b []byte) error {
 	sum := sha256.Sum256(b)
 	c.digest = hex.EncodeToString(sum[:])
 	objects, err := kube.Read(b, c.c.Namespace, c.id)

@@ -48,9 +48,16 @@ func (p *process) start(words []string) error {
 		}
 	}()
 	if err := <-started; err != nil {
+		dir := p.cmd.Dir
 		p.cmd = nil
+		if info, statErr := os.Stat(dir); dir != "" && (statErr != nil || !info.IsDir()) {
+			return hinted(fmt.Errorf("%s is no directory to work in", dir), "dir names the process's working directory; default: the deployment file's")
+		}
 		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
 			return hinted(fmt.Errorf("%s: there is no such program", words[0]), "a relative path starts at the deployment file's directory, or at dir")
+		}
+		if errors.Is(err, os.ErrPermission) {
+			return hinted(fmt.Errorf("%s: it may not be executed", words[0]), "is it a program, and executable? chmod +x")
 		}
 		return fmt.Errorf("run %s: %w", words[0], err)
 	}

@@ -31,11 +31,11 @@ func (f *File) resolveEnv(getenv func(string) string, places *strings.Replacer) 
 		case strings.HasPrefix(v, "file:"):
 			b, err := os.ReadFile(f.path(strings.TrimPrefix(v, "file:")))
 			if err != nil {
-				return nil, nil, fmt.Errorf("env %s: %w", name, err)
+				return nil, nil, hinted(fmt.Errorf("env %s: %w", name, err), "file:PATH names the file that holds the secret; a relative path starts at the deployment file's directory")
 			}
 			v = strings.TrimRight(string(b), "\r\n")
 			if v == "" {
-				return nil, nil, fmt.Errorf("env %s: its file is empty", name)
+				return nil, nil, hinted(fmt.Errorf("env %s: its file %s is empty", name, strings.TrimPrefix(f.Env[name], "file:")), "put the secret into it")
 			}
 			secrets = append(secrets, []byte(v))
 		default:

@@ -135,6 +135,9 @@ func (c *Candidate) start(ctx context.Context) error {
 	if c.prepared, err = f.prepare(ctx, o, c.progress); err != nil {
 		return err
 	}
+	if p := f.Files.Path; p != "" && !exists(f.path(p)) {
+		return hinted(fmt.Errorf("model_files.path: %s does not exist", f.path(p)), "a relative path starts at the deployment file's directory")
+	}
 	port := f.Port
 	if port == 0 {
 		port = dialects[f.Dialect].port
@@ -365,7 +368,7 @@ func (f *File) prepare(ctx context.Context, o Options, progress func(Progress)) 
 			continue
 		}
 		if !exists(target) {
-			return nil, fmt.Errorf("prepare step %d: %s took %s and did not create %s", i+1, p.Command[0], time.Since(began).Round(time.Second), p.Creates)
+			return nil, hinted(fmt.Errorf("prepare step %d: %s took %s and did not create %s", i+1, p.Command[0], time.Since(began).Round(time.Second), target), "a relative path starts at the deployment file's directory, where the step runs too")
 		}
 		d, err := digestFiles(ctx, target, false)
 		if err != nil {
@@ -380,7 +383,8 @@ func (f *File) prepare(ctx context.Context, o Options, progress func(Progress)) 
 }
 
 func (f *File) runPrepare(ctx context.Context, p Prepare, o Options) error {
-	ctx, cancel := context.WithTimeout(ctx, p.Timeout.Or(time.Hour))
+	limit := p.Timeout.Or(time.Hour)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it did not end within %s", limit))
 	defer cancel()
 	words := expand(p.Command, strings.NewReplacer("${self}", o.Self))
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
@@ -389,13 +393,19 @@ func (f *File) runPrepare(ctx context.Context, p Prepare, o Options) error {
 	log := newBoundedLog(nil, 0, nil)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.WaitDelay = 5 * time.Second
-	if err := cmd.Run(); err != nil {
-		if lines := log.lines(1); len(lines) > 0 {
-			return fmt.Errorf("%s: %w: %s", words[0], err, lines[0])
-		}
-		return fmt.Errorf("%s: %w", words[0], err)
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist):
+		return hinted(fmt.Errorf("%s: there is no such program", words[0]), "it is looked for in PATH, or at a path that starts at the deployment file's directory")
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return hinted(fmt.Errorf("%s: %w", words[0], context.Cause(ctx)), "raise the step's timeout")
 	}
-	return nil
+	if lines := log.lines(1); len(lines) > 0 {
+		err = fmt.Errorf("%w: %s", err, lines[0])
+	}
+	return hinted(fmt.Errorf("%s: %w", words[0], err), "run the step by itself to see all of its output")
 }
 
 // expand fills the places of a command line; none stays nil, since to an engine an empty list is one.

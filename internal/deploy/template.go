@@ -26,17 +26,17 @@ func fill(n *yaml.Node, values map[string]string) error {
 		return nil
 	}
 	whole := place.FindString(n.Value) == n.Value
-	var missing string
+	var missing []string
 	n.Value = place.ReplaceAllStringFunc(n.Value, func(m string) string {
 		name := place.FindStringSubmatch(m)[1]
 		v, ok := values[name]
-		if !ok && missing == "" {
-			missing = name
+		if !ok {
+			missing = append(missing, name)
 		}
 		return v
 	})
-	if missing != "" {
-		return fmt.Errorf("line %d: ${matrix.%s} has no value; it has one only in a sweep over %q", n.Line, missing, missing)
+	if len(missing) > 0 {
+		return fmt.Errorf("line %d: ${matrix.%s} has no value; it has one only in a sweep over %q", n.Line, missing[0], missing[0])
 	}
 	if whole && n.Style == 0 {
 		n.Tag = "" // resolved again from its text

@@ -3,11 +3,13 @@ package deploy
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"path"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 var (
@@ -41,6 +43,9 @@ func (f *File) Validate() error {
 	case f.Image != "" && !imageRule.MatchString(f.Image):
 		bad("image %q is not NAME[:TAG] or NAME@sha256:DIGEST", f.Image)
 	}
+	if strings.Contains(f.Image, "://") {
+		bad("image %q is an address; a registry is named without https://", f.Image)
+	}
 	d, known := dialects[f.Dialect]
 	if !known {
 		bad("dialect %q is not one of %s", f.Dialect, strings.Join(Dialects(), ", "))
@@ -57,7 +62,7 @@ func (f *File) Validate() error {
 		}
 	} else if !f.Kubernetes.none() {
 		errs = append(errs, f.validateKubernetes()...)
-	} else {
+	} else if ways > 0 {
 		if f.Dir != "" {
 			bad("dir belongs to a process")
 		}
@@ -68,8 +73,16 @@ func (f *File) Validate() error {
 	if f.Port < 0 || f.Port > 65535 {
 		bad("port %d is not a TCP port", f.Port)
 	}
+	for what, words := range map[string][]string{"process": f.Process, "entrypoint": f.Entrypoint} {
+		if len(words) > 0 && words[0] == "" {
+			bad("the first word of %s, the program, is empty", what)
+		}
+	}
 	for _, words := range [][]string{f.Process, f.Entrypoint, f.Command} {
 		for _, w := range words {
+			if strings.ContainsRune(w, 0) {
+				bad("%q holds a zero byte", w)
+			}
 			if strings.Contains(w, "${env:") {
 				bad("%q: a command line is visible to every user and is recorded; pass secrets in env", w)
 			}
@@ -98,6 +111,11 @@ func (f *File) Validate() error {
 	}
 	if p := f.Health.Path; p != "" && (!strings.HasPrefix(p, "/") || strings.ContainsAny(p, " \r\n")) {
 		bad("health.path %q does not begin with / or holds a blank", p)
+	} else if _, err := url.Parse("http://x" + p); err != nil {
+		bad("health.path %q is no path of a URL", p)
+	}
+	if w := f.WarmUp; w.Duration != nil && w.Timeout != nil && *w.Duration > *w.Timeout {
+		bad("warm_up.duration %s is longer than warm_up.timeout %s: it would never be warm", time.Duration(*w.Duration), time.Duration(*w.Timeout))
 	}
 	if n := f.WarmUp.Requests; n != nil && *n < 0 {
 		bad("warm_up.requests %d is negative", *n)
@@ -123,6 +141,8 @@ func (f *File) validateEnv() []error {
 	for _, name := range sortedKeys(f.Env) {
 		v := f.Env[name]
 		switch {
+		case name == Mark || name == ownerVariable:
+			errs = append(errs, fmt.Errorf("env %s is the launch's own", name))
 		case !envRule.MatchString(name):
 			errs = append(errs, fmt.Errorf("env %q is no variable name", name))
 		case strings.ContainsRune(v, 0):
@@ -139,10 +159,18 @@ func (f *File) validateEnv() []error {
 func (f *File) validateContainer() []error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	for _, v := range f.Volumes {
-		if _, err := parseVolume(v); err != nil {
+	targets := map[string]bool{}
+	for _, s := range f.Volumes {
+		v, err := parseVolume(s)
+		switch {
+		case err != nil:
 			errs = append(errs, err)
+		case v.container == "/":
+			bad("volume %q would cover the whole container", s)
+		case targets[v.container]:
+			bad("volume %q: something is mounted at %s already", s, v.container)
 		}
+		targets[v.container] = true
 	}
 	if !slices.Contains([]string{"", "private", "shareable", "host"}, f.IPC) {
 		bad("ipc %q is not private, shareable or host", f.IPC)
