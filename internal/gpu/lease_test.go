@@ -16,8 +16,12 @@ import (
 	"time"
 )
 
-// TestMain lets the test binary be run again as a second process that holds a lease until its input ends.
+// TestMain lets the test binary be run again as a second process that holds a lease until its input ends, or opens the machine's library.
 func TestMain(m *testing.M) {
+	if os.Getenv("TEST_LIBRARY") != "" {
+		tellLibrary()
+		os.Exit(0)
+	}
 	if dir := os.Getenv("TEST_HOLD"); dir != "" {
 		l, err := Acquire(context.Background(), strings.Split(os.Getenv("TEST_GPUS"), ","), LeaseOptions{Dir: dir, Holder: "alice, shadowtape replay"})
 		if err != nil {

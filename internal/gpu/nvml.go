@@ -29,16 +29,28 @@ var notOpen = map[nvml.Return]OpenError{
 	nvml.ERROR_FUNCTION_NOT_FOUND:      {"the driver is too old: libnvidia-ml.so.1 lacks the calls of this binding", "update the NVIDIA driver"},
 }
 
+// needed are the calls without which nothing can be said: those that are made without asking whether the driver has them. The binding
+// looks calls up when they are made, and one that is not there ends the program.
+var needed = []string{
+	"nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion", "nvmlSystemGetProcessName", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetVbiosVersion",
+	"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetEccMode",
+	"nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetClockInfo",
+	"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetPcieThroughput",
+	"nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses", "nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents",
+}
+
 func openWith(lib nvml.Interface) (Reader, error) {
 	r := &nvmlReader{lib: lib, devices: map[string]nvml.Device{}, parents: map[string]nvml.Device{}, symbols: map[string]bool{}}
 	ret := lib.Init()
 	why, known := notOpen[ret]
 	switch {
-	case ret == nvml.SUCCESS && r.has("nvmlDeviceGetComputeRunningProcesses"):
-		return r, nil
 	case ret == nvml.SUCCESS:
+		lacks := slices.IndexFunc(needed, func(symbol string) bool { return !r.has(symbol) })
+		if lacks < 0 {
+			return r, nil
+		}
 		lib.Shutdown()
-		why = OpenError{"the driver is too old: it cannot say which processes use a GPU", "update the NVIDIA driver"}
+		why = OpenError{"the driver is too old: its library lacks " + needed[lacks], "update the NVIDIA driver"}
 	case !known:
 		why = OpenError{retError(ret).Error(), "does nvidia-smi work on this machine?"}
 	}
@@ -88,8 +100,10 @@ func (r *nvmlReader) System() (System, error) {
 		return s, fmt.Errorf("read driver version: %w", retError(ret))
 	}
 	s.NVML, _ = r.lib.SystemGetNVMLVersion()
-	if v, ret := r.lib.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS && v > 0 {
-		s.CUDA = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
+	if r.has("nvmlSystemGetCudaDriverVersion") {
+		if v, ret := r.lib.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS && v > 0 {
+			s.CUDA = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
+		}
 	}
 	return s, nil
 }

@@ -148,7 +148,7 @@ func TestNVMLReads(t *testing.T) {
 func TestNVMLOldDriver(t *testing.T) {
 	s, devices := simulated(t)
 	s.LookupSymbolFunc = func(name string) error {
-		if name == "nvmlDeviceGetComputeRunningProcesses" {
+		if slices.Contains(needed, name) {
 			return nil
 		}
 		return errTest
@@ -213,7 +213,7 @@ func TestNVMLTooOld(t *testing.T) {
 	s, _ := simulated(t)
 	s.LookupSymbolFunc = func(string) error { return errTest }
 	_, err := openWith(s)
-	notOpenedFor(t, err, "the driver is too old: it cannot say which processes use a GPU", "update the NVIDIA driver")
+	notOpenedFor(t, err, "the driver is too old: its library lacks "+needed[0], "update the NVIDIA driver")
 }
 
 // The verdicts again, through NVML's own calls.
