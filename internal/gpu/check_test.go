@@ -323,6 +323,36 @@ func TestWatchTelemetry(t *testing.T) {
 	})
 }
 
+// What blocks, blocks only itself: the fast readings come on time.
+func TestWatchSlowOnesDelayNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		f := &fake{slow: func(_ string, _ int, r *Reading) error {
+			time.Sleep(1700 * time.Millisecond)
+			r.PCIeTx = formats.Of[int64](1)
+			return nil
+		}}
+		var rows []formats.GPUSample
+		w := StartWatch(t.Context(), f, WatchOptions{UUIDs: []string{"GPU-a"}, Checks: Checks{Proc: machine(t, false, nil)}, Sink: func(s []formats.GPUSample) error { rows = append(rows, s...); return nil }})
+		time.Sleep(5*time.Second + 50*time.Millisecond)
+		if res := w.Stop(); res.Err != nil || res.Level() != Pass {
+			t.Fatalf("%v %v", res.Err, res.Findings)
+		}
+		slow := 0
+		for i, r := range rows {
+			if want := start.Add(time.Duration(i) * 100 * time.Millisecond).UnixNano(); r.UnixNS != want {
+				t.Fatalf("row %d at %d, want %d", i, r.UnixNS-start.UnixNano(), want-start.UnixNano())
+			}
+			if r.PCIeTx.Valid {
+				slow++
+			}
+		}
+		if len(rows) != 51 || slow == 0 {
+			t.Errorf("%d rows, %d with slow readings", len(rows), slow)
+		}
+	})
+}
+
 // After Measure the covariates are those of what follows; courses go on.
 func TestWatchMeasure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
