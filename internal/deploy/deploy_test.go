@@ -239,7 +239,7 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 			cancel()
 		}
 	}})
-	if !errors.Is(err, context.Canceled) {
+	if !errors.Is(err, context.Canceled) || strings.Count(err.Error(), "canceled") != 1 {
 		t.Fatalf("%v", err)
 	}
 	for _, pid := range processes() {

@@ -69,7 +69,7 @@ func connect(ctx context.Context, address string) (*client.Client, string, bool,
 	}
 	cli, err := client.New(client.WithHost(address), client.WithUserAgent("shadowtape"))
 	if err != nil {
-		return nil, "", false, fmt.Errorf("container engine %s: %w", address, err)
+		return nil, "", false, hinted(fmt.Errorf("container engine %s: %w", address, err), "an address is unix:///PATH or tcp://HOST:PORT, from --engine or DOCKER_HOST")
 	}
 	v, err := cli.ServerVersion(ctx, client.ServerVersionOptions{})
 	if err != nil {

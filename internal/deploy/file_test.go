@@ -177,6 +177,11 @@ func TestEngineErrors(t *testing.T) {
 			t.Errorf("%v gives %v", c.err, err)
 		}
 	}
+	_, _, _, err := connect(t.Context(), "garbage")
+	var e *Error
+	if !errors.As(err, &e) || !strings.Contains(e.Hint, "tcp://HOST:PORT") {
+		t.Error(err)
+	}
 }
 
 func TestOwner(t *testing.T) {

@@ -90,8 +90,15 @@ func (c *cluster) begin(ctx context.Context) (string, error) {
 		c.selector = selector
 	}
 	pods, err := c.c.Pods(ctx, c.selector)
+	if err == nil && len(pods) == 0 { // an operator makes them of an object of its own, and does not pass the label on
+		c.selector = selector
+		pods, err = c.c.Pods(ctx, c.selector)
+	}
 	if err != nil {
 		return "", err
+	}
+	if len(pods) == 0 {
+		c.selector = "" // a service without pods of this cluster: nothing to watch
 	}
 	for _, p := range pods {
 		c.restarts += p.Restarts
@@ -136,7 +143,7 @@ func (c *cluster) apply(ctx context.Context, b []byte) error {
 			}
 			for _, p := range pods {
 				if p.Broken {
-					c.lastLog(ctx, p.Name)
+					c.lastLog(ctx, p)
 					return fmt.Errorf("pod %s: %s", p.Name, p.Waiting)
 				}
 				if p.Waiting != "" {
@@ -182,7 +189,9 @@ func (c *cluster) address(ctx context.Context) (string, string, error) {
 func (c *cluster) follow(ctx context.Context, pods []kube.Pod) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	for _, p := range pods {
-		c.following.Go(func() { c.c.Logs(ctx, p.Name, c.log) }) // its end says nothing: pods are watched
+		for _, name := range p.Containers {
+			c.following.Go(func() { c.c.Logs(ctx, p.Name, name, c.log) }) // its end says nothing: pods are watched
+		}
 	}
 	go func() { // ends when the candidate is stopped
 		<-c.stopping
@@ -197,10 +206,12 @@ func (c *cluster) follow(ctx context.Context, pods []kube.Pod) {
 }
 
 // lastLog reads what a broken pod said.
-func (c *cluster) lastLog(ctx context.Context, pod string) {
+func (c *cluster) lastLog(ctx context.Context, p kube.Pod) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	c.c.Logs(ctx, pod, c.log)
+	for _, name := range p.Containers {
+		c.c.Logs(ctx, p.Name, name, c.log)
+	}
 }
 
 // wait looks at the pods until one breaks or starts again, or the candidate is stopped.
@@ -209,6 +220,10 @@ func (c *cluster) wait() exitStatus {
 	defer cancel()
 	go func() { <-c.stopping; cancel() }()
 	failures := 0
+	if c.selector == "" {
+		<-c.stopping
+		return exitStatus{0, "stopped"}
+	}
 	for {
 		pods, err := c.c.Pods(ctx, c.selector)
 		if ctx.Err() != nil {
@@ -230,7 +245,7 @@ func (c *cluster) wait() exitStatus {
 			if restarts > c.restarts {
 				return exitStatus{-1, fmt.Sprintf("its containers started again: %d times", restarts-c.restarts)}
 			}
-			if len(pods) == 0 && c.selector != "" {
+			if len(pods) == 0 {
 				return exitStatus{-1, "its pods are gone"}
 			}
 		}
@@ -250,7 +265,7 @@ func (c *cluster) stop(ctx context.Context, grace time.Duration) error {
 		for _, o := range slices.Backward(c.objects) {
 			errs = append(errs, c.c.Delete(ctx, o))
 		}
-		if len(c.objects) > 0 && errors.Join(errs...) == nil {
+		if len(c.objects) > 0 && c.selector != "" && errors.Join(errs...) == nil {
 			deadline := time.Now().Add(grace)
 			for time.Now().Before(deadline) {
 				pods, err := c.c.Pods(ctx, c.selector)
@@ -289,8 +304,11 @@ func (c *cluster) environment(ctx context.Context) map[string]any {
 		}
 		env["objects"] = names
 	}
+	if c.selector == "" {
+		return env
+	}
 	pods, err := c.c.Pods(ctx, c.selector)
-	if err != nil || c.selector == "" {
+	if err != nil {
 		return env
 	}
 	var images []string

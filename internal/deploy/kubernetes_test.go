@@ -34,6 +34,7 @@ type apiServer struct {
 	waiting  string // reason that the pod does not run
 	restarts int
 	forbid   string // path that is answered with 403
+	refused  string // why the Deployment's pods are not made
 }
 
 func newAPIServer(t *testing.T) *apiServer {
@@ -82,7 +83,14 @@ func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	case path == "/api/v1"+ns+"pods":
 		say(200, map[string]any{"items": a.pods(r.URL.Query().Get("labelSelector"))})
 	case strings.HasPrefix(path, "/api/v1"+ns+"pods/") && strings.HasSuffix(path, "/log"):
-		io.WriteString(w, "loading model\nCUDA out of memory, says the test\n")
+		switch r.URL.Query().Get("container") {
+		case "vllm":
+			io.WriteString(w, "loading model\nCUDA out of memory, says the test\n")
+		case "shadowtape":
+			io.WriteString(w, "recording beside it\n")
+		default:
+			say(400, map[string]any{"message": "a container name must be specified for pod candidate-1, choose one of: [vllm shadowtape]"})
+		}
 	case r.Method == http.MethodPatch:
 		var o map[string]any
 		b, _ := io.ReadAll(r.Body)
@@ -110,11 +118,13 @@ func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 		say(200, map[string]any{"metadata": a.objects[path]["metadata"], "spec": s})
 	case strings.Contains(path, "/deployments/"):
 		a.looks++
-		ready := 0
-		if a.looks > 3 && a.waiting == "" {
+		ready, conditions := 0, []any{map[string]any{"type": "Progressing", "status": "True"}}
+		if a.refused != "" {
+			conditions = append(conditions, map[string]any{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": a.refused})
+		} else if a.looks > 3 && a.waiting == "" {
 			ready = 1
 		}
-		say(200, map[string]any{"metadata": a.objects[path]["metadata"], "spec": map[string]any{"replicas": 1}, "status": map[string]any{"readyReplicas": ready}})
+		say(200, map[string]any{"metadata": a.objects[path]["metadata"], "spec": map[string]any{"replicas": 1}, "status": map[string]any{"readyReplicas": ready, "conditions": conditions}})
 	default:
 		say(200, a.objects[path])
 	}
@@ -139,7 +149,7 @@ func (a *apiServer) pods(selector string) []any {
 	if a.waiting != "" {
 		state = map[string]any{"waiting": map[string]any{"reason": a.waiting, "message": "says the test"}}
 	}
-	return []any{map[string]any{"metadata": map[string]any{"name": "candidate-1"}, "spec": map[string]any{"nodeName": "n1"},
+	return []any{map[string]any{"metadata": map[string]any{"name": "candidate-1"}, "spec": map[string]any{"nodeName": "n1", "containers": []any{map[string]any{"name": "vllm"}, map[string]any{"name": "shadowtape"}}},
 		"status": map[string]any{"phase": "Running", "containerStatuses": []any{map[string]any{"image": "vllm:x", "imageID": "vllm@sha256:abc", "restartCount": a.restarts, "state": state}}}}}
 }
 
@@ -231,8 +241,29 @@ func TestKubernetes(t *testing.T) {
 	if a.left() != 0 || !slices.Equal(a.deleted, []string{"candidate", "candidate"}) {
 		t.Errorf("%d objects left, deleted %v", a.left(), a.deleted)
 	}
-	if !strings.Contains(log.String(), "loading model") {
+	if !strings.Contains(log.String(), "loading model") || !strings.Contains(log.String(), "recording beside it") {
 		t.Errorf("log %q", log.String())
+	}
+}
+
+// An operator's own object, whose pods do not carry the launch's label: they are found by the service's selector, and watched.
+func TestKubernetesOperator(t *testing.T) {
+	a := newAPIServer(t)
+	manifest := "{apiVersion: v1, kind: ConfigMap, metadata: {name: model}}\n---\n{apiVersion: v1, kind: Service, metadata: {name: candidate}, spec: {type: NodePort, selector: {app: candidate}, ports: [{port: 8000}]}}\n"
+	c, err := Start(t.Context(), k8sFile(t, k8sText, manifest), Options{Kubeconfig: a.kubeconfig(t, "{token: let-me-in}")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop(t.Context())
+	if env := c.Environment(t.Context()); env["pods"] != 1 {
+		t.Errorf("%v", env)
+	}
+	a.mu.Lock()
+	a.restarts = 2
+	a.mu.Unlock()
+	<-c.Exited()
+	if err := c.Died(); err == nil || !strings.Contains(err.Error(), "its containers started again: 2 times") {
+		t.Error(err)
 	}
 }
 
@@ -282,6 +313,9 @@ func TestKubernetesFails(t *testing.T) {
 		{"image cannot be pulled", k8sText, k8sManifest, good, func(a *apiServer) { a.waiting = "ImagePullBackOff" }, "pod candidate-1: ImagePullBackOff says the test", ""},
 		{"crash loop", k8sText, k8sManifest, good, func(a *apiServer) { a.waiting = "CrashLoopBackOff" }, "CrashLoopBackOff", ""},
 		{"never ready", strings.Replace(k8sText, "1m", "10ms", 1), k8sManifest, good, nil, "not ready after 10ms: deployment/candidate has 0 of 1 ready", "health.timeout"},
+		{"pods are refused", strings.Replace(k8sText, "1m", "10ms", 1), k8sManifest, good, func(a *apiServer) { a.refused = "pods \"x\" is forbidden: violates PodSecurity\n\"restricted:latest\"" },
+			"deployment/candidate has 0 of 1 ready: FailedCreate pods \"x\" is forbidden: violates PodSecurity \"restricted:latest\"", "kubectl describe"},
+		{"another namespace", k8sText, "{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: other}}", good, nil, "configmap/a is in namespace other, the candidate in bench", ""},
 		{"theirs", k8sText, k8sManifest, good, func(a *apiServer) {
 			a.objects["/apis/apps/v1/namespaces/bench/deployments/candidate"] = map[string]any{"metadata": map[string]any{"name": "candidate"}}
 		}, "deployment/candidate exists already in namespace bench and is not ours", ""},

@@ -113,8 +113,12 @@ func Start(ctx context.Context, f *File, o Options) (*Candidate, error) {
 	c := &Candidate{file: f, opts: o, ID: newID(), exited: make(chan struct{}), stopping: make(chan struct{})}
 	if err := c.start(ctx); err != nil {
 		stopped := c.Stop(ctx)
-		if ctx.Err() != nil {
-			err = fmt.Errorf("%w (%w)", ctx.Err(), err)
+		switch cause := ctx.Err(); {
+		case cause == nil:
+		case errors.Is(err, cause):
+			err = cause // where it was noticed says nothing
+		default:
+			err = fmt.Errorf("%w (%w)", cause, err)
 		}
 		var e *Error
 		if !errors.As(err, &e) {

@@ -35,8 +35,25 @@ func NotFound(err error) bool {
 	return errors.As(err, &e) && e.Code == http.StatusNotFound
 }
 
-// request sends one request and returns the answer, whose body the caller closes, or a *StatusError.
+// request sends one request, again where its token has ended, and returns the answer, whose body the caller closes, or a *StatusError.
 func (c *Client) request(ctx context.Context, method, path string, query url.Values, contentType string, body []byte) (*http.Response, error) {
+	token, err := "", error(nil)
+	if c.token != nil {
+		if token, err = c.token(""); err != nil {
+			return nil, err
+		}
+	}
+	resp, err := c.requestAs(ctx, token, method, path, query, contentType, body)
+	var status *StatusError
+	if token != "" && errors.As(err, &status) && status.Code == http.StatusUnauthorized {
+		if next, terr := c.token(token); terr == nil && next != token {
+			return c.requestAs(ctx, next, method, path, query, contentType, body)
+		}
+	}
+	return resp, err
+}
+
+func (c *Client) requestAs(ctx context.Context, token, method, path string, query url.Values, contentType string, body []byte) (*http.Response, error) {
 	u := c.server + path
 	if len(query) > 0 {
 		u += "?" + query.Encode()
@@ -50,12 +67,8 @@ func (c *Client) request(ctx context.Context, method, path string, query url.Val
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)
 	}
-	if c.token != nil {
-		t, err := c.token()
-		if err != nil {
-			return nil, err
-		}
-		req.Header.Set("Authorization", "Bearer "+t)
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -109,15 +122,21 @@ func (o *Object) String() string { return strings.ToLower(o.Kind) + "/" + o.Name
 // namespaceless are the kinds that a manifest may not hold: they belong to the cluster, not to one candidate.
 var namespaceless = []string{"Namespace", "Node", "PersistentVolume", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "StorageClass", "PriorityClass", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"}
 
-// Read reads a manifest's documents. Each object and each pod template gets the launch's label.
+// Read reads a manifest's documents. Each object and each pod template gets the launch's label. All are in the namespace, where the pods
+// and the service are looked for.
 func Read(manifest []byte, namespace, launch string) ([]*Object, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(manifest))
 	var list []*Object
 	for {
-		var fields map[string]any
-		err := dec.Decode(&fields)
+		var doc yaml.Node
+		err := dec.Decode(&doc)
 		if errors.Is(err, io.EOF) {
 			break
+		}
+		var fields map[string]any
+		if err == nil {
+			datesAreText(&doc)
+			err = doc.Decode(&fields)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read manifest: %w", err)
@@ -130,8 +149,8 @@ func Read(manifest []byte, namespace, launch string) ([]*Object, error) {
 		o.group, _ = fields["apiVersion"].(string)
 		meta := child(fields, "metadata")
 		o.Name, _ = meta["name"].(string)
-		if ns, ok := meta["namespace"].(string); ok && ns != "" {
-			o.Namespace = ns
+		if ns, ok := meta["namespace"].(string); ok && ns != "" && ns != namespace {
+			return nil, fmt.Errorf("read manifest: %s is in namespace %s, the candidate in %s: kubernetes.namespace names both", o, ns, namespace)
 		}
 		if o.Kind == "" || o.group == "" || o.Name == "" {
 			return nil, fmt.Errorf("read manifest: document %d lacks kind, apiVersion or metadata.name", len(list)+1)
@@ -153,6 +172,16 @@ func Read(manifest []byte, namespace, launch string) ([]*Object, error) {
 		return nil, errors.New("read manifest: it holds no object")
 	}
 	return list, nil
+}
+
+// datesAreText leaves what looks like a date as it is written, as kubectl does: JSON has no dates.
+func datesAreText(n *yaml.Node) {
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!timestamp" {
+		n.Tag = "!!str"
+	}
+	for _, c := range n.Content {
+		datesAreText(c)
+	}
 }
 
 // child is a mapping within a mapping, made where it is missing.
@@ -261,7 +290,13 @@ func (c *Client) Ready(ctx context.Context, o *Object) (ready bool, otherwise st
 		if s.Status.ObservedGeneration >= s.Metadata.Generation && s.Status.ReadyReplicas >= want {
 			return true, "", nil
 		}
-		return false, fmt.Sprintf("%s has %d of %d ready", o, s.Status.ReadyReplicas, want), nil
+		otherwise = fmt.Sprintf("%s has %d of %d ready", o, s.Status.ReadyReplicas, want)
+		for _, x := range s.Status.Conditions {
+			if x.Type == "ReplicaFailure" && x.Status == "True" { // its pods are refused: a quota, a Pod Security profile
+				otherwise += ": " + strings.TrimSpace(x.Reason+" "+strings.ReplaceAll(x.Message, "\n", " "))
+			}
+		}
+		return false, otherwise, nil
 	case "Pod":
 		for _, x := range s.Status.Conditions {
 			if x.Type == "Ready" && x.Status == "True" {
@@ -281,6 +316,7 @@ type Pod struct {
 	Restarts          int
 	Waiting           string   // why it does not run: unschedulable, an image that cannot be pulled, …
 	Broken            bool     // Waiting does not pass by itself
+	Containers        []string // their names
 	Images            []string // of its containers, by digest once they run
 }
 
@@ -292,8 +328,11 @@ func (c *Client) Pods(ctx context.Context, selector string) ([]Pod, error) {
 	var list struct {
 		Items []struct {
 			Metadata struct{ Name string }
-			Spec     struct{ NodeName string }
-			Status   struct {
+			Spec     struct {
+				NodeName   string
+				Containers []struct{ Name string }
+			}
+			Status struct {
 				Phase, Reason, Message string
 				Conditions             []condition
 				ContainerStatuses      []struct {
@@ -316,6 +355,9 @@ func (c *Client) Pods(ctx context.Context, selector string) ([]Pod, error) {
 	var pods []Pod
 	for _, i := range list.Items {
 		p := Pod{Name: i.Metadata.Name, Node: i.Spec.NodeName, Phase: i.Status.Phase}
+		for _, x := range i.Spec.Containers {
+			p.Containers = append(p.Containers, x.Name)
+		}
 		for _, x := range i.Status.Conditions {
 			if x.Type == "PodScheduled" && x.Status == "False" {
 				p.Waiting = strings.TrimSpace(x.Reason + " " + x.Message)
@@ -343,10 +385,10 @@ func (c *Client) Pods(ctx context.Context, selector string) ([]Pod, error) {
 	return pods, nil
 }
 
-// Logs follows a pod's log until the pod or ctx ends.
-func (c *Client) Logs(ctx context.Context, pod string, w io.Writer) error {
+// Logs follows the log of a pod's container until it or ctx ends.
+func (c *Client) Logs(ctx context.Context, pod, container string, w io.Writer) error {
 	path := "/api/v1/namespaces/" + url.PathEscape(c.Namespace) + "/pods/" + url.PathEscape(pod) + "/log"
-	resp, err := c.request(ctx, http.MethodGet, path, url.Values{"follow": {"true"}}, "", nil)
+	resp, err := c.request(ctx, http.MethodGet, path, url.Values{"follow": {"true"}, "container": {container}}, "", nil)
 	if err != nil {
 		return err
 	}

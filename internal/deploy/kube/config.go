@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -41,7 +42,7 @@ type Client struct {
 	InCluster bool
 	server    string
 	http      *http.Client
-	token     func() (string, error)
+	token     func(refused string) (string, error) // refused: the one that the API did not take, "" at first
 }
 
 // kubeconfig is the part of a kubeconfig file that is understood (https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/).
@@ -195,7 +196,7 @@ func (c *Client) identify(u user, tc *tls.Config, dir string, environ []string) 
 		}
 		tc.Certificates = []tls.Certificate{pair}
 	case u.Token != "":
-		c.token = func() (string, error) { return u.Token, nil }
+		c.token = func(string) (string, error) { return u.Token, nil }
 	case u.TokenFile != "":
 		c.token = fileToken(under(dir, u.TokenFile))
 	case u.Exec != nil:
@@ -228,18 +229,22 @@ func data(dir, file, inline string) ([]byte, error) {
 	return os.ReadFile(under(dir, file))
 }
 
-func fileToken(path string) func() (string, error) {
-	return func() (string, error) { // read each time: it is rotated
+func fileToken(path string) func(string) (string, error) {
+	return func(string) (string, error) { // read each time: it is rotated
 		b, err := os.ReadFile(path)
 		return strings.TrimSpace(string(b)), err
 	}
 }
 
-// pluginToken asks a credential plugin once.
-func pluginToken(u user, dir string, environ []string) func() (string, error) {
-	token := ""
-	return func() (string, error) {
-		if token != "" {
+// pluginToken asks a credential plugin, and again when its token ends within a minute or was refused: a run may take longer than the
+// quarter of an hour that some clouds' tokens live.
+func pluginToken(u user, dir string, environ []string) func(string) (string, error) {
+	var mu sync.Mutex
+	token, until := "", time.Time{}
+	return func(refused string) (string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if token != "" && token != refused && (until.IsZero() || time.Until(until) > time.Minute) {
 			return token, nil
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -259,11 +264,16 @@ func pluginToken(u user, dir string, environ []string) func() (string, error) {
 		if err := cmd.Run(); err != nil {
 			return "", fmt.Errorf("credential plugin %s: %w", u.Exec.Command, err)
 		}
-		var cred struct{ Status struct{ Token string } }
+		var cred struct {
+			Status struct {
+				Token               string
+				ExpirationTimestamp time.Time
+			}
+		}
 		if err := json.Unmarshal(out.Bytes(), &cred); err != nil || cred.Status.Token == "" {
 			return "", fmt.Errorf("credential plugin %s: it gave no token", u.Exec.Command)
 		}
-		token = cred.Status.Token
+		token, until = cred.Status.Token, cred.Status.ExpirationTimestamp
 		return token, nil
 	}
 }

@@ -1,6 +1,10 @@
 package kube
 
 import (
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,15 +12,69 @@ import (
 )
 
 func TestRead(t *testing.T) {
-	list, err := Read([]byte("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: other, labels: {x: y}}\nspec: {template: {spec: {}}}\n---\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\n"), "bench", "id1")
-	if err != nil || len(list) != 2 || list[0].Namespace != "other" || list[1].Namespace != "bench" || list[1].String() != "configmap/b" {
+	list, err := Read([]byte("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: bench, labels: {x: y, since: 2024-01-02}}\nspec: {template: {spec: {}}}\n---\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\n"), "bench", "id1")
+	if err != nil || len(list) != 2 || list[1].Namespace != "bench" || list[1].String() != "configmap/b" {
 		t.Fatalf("%v %v", list, err)
 	}
 	labels := list[0].fields["metadata"].(map[string]any)["labels"].(map[string]any)
 	template := list[0].fields["spec"].(map[string]any)["template"].(map[string]any)["metadata"].(map[string]any)["labels"].(map[string]any)
-	if labels[Label] != "id1" || labels["x"] != "y" || template[Label] != "id1" {
+	if labels[Label] != "id1" || labels["x"] != "y" || labels["since"] != "2024-01-02" || template[Label] != "id1" {
 		t.Errorf("%v %v", labels, template)
 	}
+}
+
+// A credential plugin's token ends, or is refused, in the middle of a run: it is asked again.
+func TestTokenEnds(t *testing.T) {
+	good := "token-1"
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+good {
+			w.WriteHeader(http.StatusUnauthorized)
+			io.WriteString(w, `{"message":"Unauthorized"}`)
+			return
+		}
+		io.WriteString(w, `{"gitVersion":"v1.36.3"}`)
+	}))
+	defer api.Close()
+	dir := t.TempDir()
+	plugin := filepath.Join(dir, "plugin")
+	script := "#!/bin/sh\necho x >> $0.asked\necho '{\"status\":{\"token\":\"token-'$(wc -l < $0.asked | tr -d ' ')'\"'$(cat $0.until)'}}'\n"
+	config := filepath.Join(dir, "config")
+	text := "current-context: x\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: '" + api.URL + "'}}]\nusers: [{name: u, user: {exec: {command: ./plugin}}}]\n"
+	for path, content := range map[string]string{plugin: script, plugin + ".until": "", config: text} {
+		if err := os.WriteFile(path, []byte(content), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := Connect(Options{Config: config, Environ: []string{"PATH=/usr/bin:/bin"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(want int) {
+		t.Helper()
+		if v, err := c.Version(t.Context()); err != nil || v != "v1.36.3" {
+			t.Errorf("%q %v", v, err)
+		}
+		if b, err := os.ReadFile(plugin + ".asked"); err != nil || strings.Count(string(b), "x") != want {
+			t.Errorf("asked %d times, want %d", strings.Count(string(b), "x"), want)
+		}
+	}
+	ask(1)
+	ask(1)
+	good = "token-2" // the first ends
+	ask(2)
+	ask(2)
+	good = "none" // two refusals are final
+	var refused *StatusError
+	if _, err := c.Version(t.Context()); !errors.As(err, &refused) || refused.Code != http.StatusUnauthorized {
+		t.Error(err)
+	}
+	good = "token-4"
+	if err := os.WriteFile(plugin+".until", []byte(`,"expirationTimestamp":"2020-01-01T00:00:00Z"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ask(4) // after token-3
+	good = "token-5"
+	ask(5) // before it is used, since it has ended
 }
 
 func TestConnectRefuses(t *testing.T) {
