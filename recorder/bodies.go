@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 
@@ -27,6 +28,10 @@ type Bodies struct {
 	bytes int64 // held
 	notes map[string]int64
 	err   error // the first that the disk gave
+
+	name   string
+	made   bool   // by us: there was none
+	beside string // the file's name until the first body is written, where it is to replace another
 }
 
 // BodyOptions bound what Bodies keeps. Zero values mean the defaults.
@@ -70,8 +75,16 @@ func keepBodies(name string, o BodyOptions) (*Bodies, error) {
 	o.Each, o.File, o.Memory = cmpOr(o.Each, 4<<20), cmpOr(o.File, 1<<30), cmpOr(o.Memory, 64<<20)
 	b := &Bodies{o: o, held: map[*formats.Exchange]heldBody{}, notes: map[string]int64{}}
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	b.name, b.made = name, err == nil
 	if errors.Is(err, fs.ErrExist) && (o.Append || o.Force) {
-		f, err = reopenBodies(name, o)
+		if f, err = reopenBodies(name, o); err == nil && !o.Append {
+			if err = f.Close(); err == nil {
+				f, err = os.CreateTemp(filepath.Dir(name), ".shadowtape-bodies-") // readable by its owner only
+			}
+			if err == nil {
+				b.beside = f.Name()
+			}
+		}
 	}
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -110,12 +123,10 @@ func reopenBodies(name string, o BodyOptions) (*os.File, error) {
 		return nil, errors.Join(errors.New("it is no file of bodies"), f.Close())
 	}
 	if !o.Append {
-		err = f.Truncate(0)
-	} else if err = endLine(f, info.Size()); err != nil {
-		err = fmt.Errorf("its end: %w", err)
+		return f, nil
 	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
+	if err = endLine(f, info.Size()); err != nil {
+		return nil, errors.Join(fmt.Errorf("its end: %w", err), f.Close())
 	}
 	return f, nil
 }
@@ -199,6 +210,9 @@ func (b *Bodies) write(x *formats.Exchange) {
 		b.notes[h.why]++
 		return
 	}
+	if err := b.replace(); err != nil && b.err == nil {
+		b.err = err
+	}
 	// At once: what a killed process has written is in the file, whole.
 	if _, err := b.f.WriteAt(line, b.size); err != nil {
 		if err = errors.Join(err, b.f.Truncate(b.size)); b.err == nil {
@@ -218,12 +232,36 @@ func (b *Bodies) Notes() map[string]int64 {
 	return maps.Clone(b.notes)
 }
 
+// replace puts the file in the place of the one that it replaces.
+func (b *Bodies) replace() error {
+	if b.beside == "" {
+		return nil
+	}
+	beside := b.beside
+	b.beside = ""
+	return os.Rename(beside, b.name)
+}
+
+// Discard gives up a file that nothing has been written to, in place of Close: one that was to be replaced, or gone on with, stays as it is.
+func (b *Bodies) Discard() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	err := b.f.Close()
+	switch {
+	case b.beside != "":
+		err = errors.Join(err, os.Remove(b.beside))
+	case b.made && b.size == 0:
+		err = errors.Join(err, os.Remove(b.name))
+	}
+	return err
+}
+
 // Close syncs the file. It returns the first error that the disk gave.
 func (b *Bodies) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	err := b.err
-	if e := errors.Join(b.f.Sync(), b.f.Close()); err == nil {
+	if e := errors.Join(b.f.Sync(), b.f.Close(), b.replace()); err == nil {
 		err = e
 	}
 	if err != nil {

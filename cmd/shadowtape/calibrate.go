@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -92,8 +93,8 @@ from when a request reached the server: what it was sent late, and the round tri
 			if err != nil {
 				return err
 			}
-			if err := os.WriteFile(out, append(data, '\n'), 0o644); err != nil {
-				return fmt.Errorf("write profile: %w", err)
+			if err := writeNew(out, force, func(w io.Writer) error { _, err := w.Write(append(data, '\n')); return err }); err != nil {
+				return err
 			}
 			if asJSON {
 				return json.NewEncoder(a.out).Encode(calibration{1, p, fit})

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -66,8 +67,8 @@ the kinds of requests and the share of aborts. Traces of two days or more fold i
 				return err
 			}
 			data = append(compact(data), '\n')
-			if err := os.WriteFile(out, data, 0o644); err != nil {
-				return fmt.Errorf("write workload model: %w", err)
+			if err := writeNew(out, force, func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
+				return err
 			}
 			return fitted(a, out, len(data), m)
 		},

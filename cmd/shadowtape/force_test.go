@@ -1,12 +1,14 @@
 package main
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/objects/s3test"
 )
 
 // What --force replaces is not what the verb reads, and is not removed for a result that can be seen not to come.
@@ -44,6 +46,134 @@ func TestForceKeepsWhatIsRead(t *testing.T) {
 		tr.Close()
 	}
 	must(t, "simulate", trace, "-o", run, "--force")
+}
+
+// What --force replaces is there until the new one is whole: whatever comes in between, the old one is as it was, and nothing is left beside.
+func TestForceReplacesWhatIsWhole(t *testing.T) {
+	store := s3test.New(t)
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", t.TempDir())
+	wrong, results, capture := filepath.Join(dir, "wrong.csv"), filepath.Join(dir, "wrong.json"), filepath.Join(dir, "wrong.pcap")
+	for _, name := range []string{wrong, results, capture} {
+		if err := os.WriteFile(name, []byte("a,b\n1,2\n"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good := filepath.Join("..", "..", "samples", "traces", "azure-conv-25s.csv")
+	for _, at := range []string{filepath.Join(dir, "here"), "s3://traces/there"} {
+		if !formats.Remote(at) {
+			if err := os.Mkdir(at, 0o777); err != nil {
+				t.Fatal(err)
+			}
+		}
+		trace, one, run := at+"/trace", at+"/one.parquet", at+"/run"
+		must(t, "import", "azure-llm", good, "-o", trace)
+		must(t, "import", "azure-llm", good, "-o", one)
+		must(t, "simulate", trace, "-o", run)
+		first, err := formats.Open(trace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := first.Rows
+		first.Close()
+		for _, args := range [][]string{
+			{"import", "azure-llm", wrong, "-o", trace, "--force"},
+			{"import", "azure-llm", wrong, "-o", one, "--force"},
+			{"import", "auto", wrong, "-o", trace, "--force"},
+			{"import-result", "vllm-bench", results, "-o", run, "--force"},
+			{"record", "--pcap", capture, "-o", trace, "--force"},
+			{"replay", good, "--target", "http://127.0.0.1:1", "-o", run, "--force"},
+			{"replay", trace, "--target", "http://127.0.0.1:1", "-o", run, "--force"},
+			{"simulate", good, "-o", run, "--force"},
+			{"simulate", trace, "--state-log", filepath.Join(dir, "no", "where"), "-o", run, "--force"},
+			{"merge", run, run, "-o", run, "--force"},
+			{"synth", wrong, "-o", trace, "--force"},
+		} {
+			code, _, errs := invoke(args...)
+			if code != exitFailed && code != exitUsage {
+				t.Errorf("%v: exit %d, %s", args, code, errs)
+			}
+			for _, where := range []string{trace, one, run} {
+				tr, err := formats.Open(where)
+				if err != nil || tr.Rows != rows {
+					t.Fatalf("%v: %s is gone: %v", args, where, err)
+				}
+				tr.Close()
+			}
+		}
+		must(t, "synth", "--preset", "short", "--rate", "2", "--requests", "7", "-o", trace, "--force")
+		must(t, "synth", "--preset", "short", "--rate", "2", "--requests", "7", "-o", one, "--force")
+		must(t, "simulate", trace, "-o", run, "--force")
+		for _, where := range []string{trace, one, run} {
+			tr, err := formats.Open(where)
+			if err != nil || tr.Rows != 7 {
+				t.Fatalf("%s was not replaced: %v", where, err)
+			}
+			if tr.Manifest != nil && tr.Manifest.Label != "run" {
+				t.Errorf("its label is %q", tr.Manifest.Label)
+			}
+			tr.Close()
+		}
+	}
+	for _, places := range []string{filepath.Join(dir, "here"), os.Getenv("TMPDIR")} {
+		es, err := os.ReadDir(places)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range es {
+			if strings.HasPrefix(e.Name(), ".") || places != filepath.Join(dir, "here") {
+				t.Errorf("%s is left in %s", e.Name(), places)
+			}
+		}
+	}
+	if store.Uploads() != 0 {
+		t.Error("uploads that are not finished")
+	}
+}
+
+// A recording has its place from the start: the old one goes when the new one has begun, and comes back where it cannot begin. Text that was
+// kept beside it too.
+func TestForceOfARecording(t *testing.T) {
+	dir := t.TempDir()
+	trace, bodies := filepath.Join(dir, "trace"), filepath.Join(dir, "bodies.jsonl")
+	writeTrace(t, trace, 30)
+	line := `{"exchange_id":1,"body":{}}` + "\n"
+	if err := os.WriteFile(bodies, []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, args := range [][]string{
+		{"record", "--listen", taken.Addr().String(), "--upstream", "http://127.0.0.1:1", "-o", trace, "--keep-bodies", bodies, "--force"},
+		{"record", "--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "--segment-size", "-5", "-o", trace, "--keep-bodies", bodies, "--force"},
+		{"record", "--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "-o", dir, "--keep-bodies", bodies, "--force"}, // it holds the bodies, which are no trace
+	} {
+		if code, _, errs := invoke(args...); code == exitGood {
+			t.Errorf("%v: %s", args, errs)
+		}
+		tr, err := formats.Open(trace)
+		if err != nil || tr.Rows != 30 {
+			t.Fatalf("%v: the trace is gone: %v", args, err)
+		}
+		tr.Close()
+		if b, err := os.ReadFile(bodies); err != nil || string(b) != line {
+			t.Fatalf("%v: the bodies are gone: %q, %v", args, b, err)
+		}
+	}
+	must(t, "record", "--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "-o", trace, "--keep-bodies", bodies, "--duration", "10ms", "--force")
+	if tr, err := formats.Open(trace); err != nil || tr.Rows != 0 {
+		t.Errorf("the trace was not replaced: %v", err)
+	}
+	if b, err := os.ReadFile(bodies); err != nil || len(b) > 0 {
+		t.Errorf("the bodies were not replaced: %q, %v", b, err)
+	}
+	es, err := os.ReadDir(dir)
+	if err != nil || len(es) != 2 {
+		t.Errorf("%v are left, %v", es, err)
+	}
 }
 
 // Nothing is said of a candidate that has no answers, whichever side it stands on; a load without end is refused; a trace is not exported into

@@ -76,12 +76,13 @@ Formats:
 				if err := notRead(out, args[1:]...); err != nil {
 					return err
 				}
-				if err := formats.Remove(out); err != nil {
-					return err
-				}
 			}
 			bar := progressOf(a.err, sources)
-			r, err := foreign.Import(c.Context(), f, sources, out, formats.Header{ToolVersion: readBuildInfo().Version}, o)
+			var r foreign.Report
+			err = replacing(out, force, func(out string) (err error) {
+				r, err = foreign.Import(c.Context(), f, sources, out, formats.Header{ToolVersion: readBuildInfo().Version}, o)
+				return err
+			})
 			bar.End()
 			for _, w := range r.Warnings {
 				fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(w))

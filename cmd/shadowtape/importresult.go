@@ -55,14 +55,15 @@ Formats:
 				if err := notRead(out, args[1:]...); err != nil {
 					return err
 				}
-				if err := formats.Remove(out); err != nil {
-					return err
-				}
 			}
 			if label == "" {
 				label = strings.TrimSuffix(sources[0].Name, filepath.Ext(sources[0].Name))
 			}
-			r, err := foreign.ImportResult(c.Context(), f, sources[0], out, formats.Manifest{Label: label, ToolVersion: readBuildInfo().Version}, o)
+			var r foreign.Report
+			err = replacing(out, force, func(out string) (err error) {
+				r, err = foreign.ImportResult(c.Context(), f, sources[0], out, formats.Manifest{Label: label, ToolVersion: readBuildInfo().Version}, o)
+				return err
+			})
 			for _, w := range r.Warnings {
 				fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(w))
 			}

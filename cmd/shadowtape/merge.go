@@ -54,11 +54,12 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it).`,
 				if err := job.Mergeable(runs); err != nil {
 					return fmt.Errorf("merge: %w", err)
 				}
-				if err := formats.Remove(out); err != nil {
-					return err
-				}
 			}
-			m, err := job.Merge(runs, out, cmp.Or(label, path.Base(strings.TrimRight(out, "/"))), readBuildInfo().Version, commandLine(c, args...))
+			var m formats.Manifest
+			err := replacing(out, force, func(to string) (err error) {
+				m, err = job.Merge(runs, to, cmp.Or(label, path.Base(strings.TrimRight(out, "/"))), readBuildInfo().Version, commandLine(c, args...))
+				return err
+			})
 			if errors.Is(err, fs.ErrExist) {
 				return withHint(err, "--force replaces it")
 			}

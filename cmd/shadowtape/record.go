@@ -115,12 +115,6 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 		return err
 	}
 	opts.Bodies = src.Bodies
-	if o.force {
-		if err := formats.Remove(o.out); err != nil {
-			o.text.abandon(src.Counting)
-			return err
-		}
-	}
 	h := formats.Header{ToolVersion: readBuildInfo().Version, SourceKind: "pcap", TimeBase: "absolute", Clock: formats.ClockPacket}
 	var names []string
 	for _, n := range o.pcaps {
@@ -131,29 +125,38 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 		h.SamplingFraction = l.sample
 	}
 	o.text.describe(&h, key, src.Counting)
-	w, err := formats.Create(o.out, h, formats.SegmentOptions{})
-	if err != nil {
+	var st recorder.Stats
+	begun := false
+	err = replacing(o.out, o.force, func(out string) error {
+		w, err := formats.Create(out, h, formats.SegmentOptions{})
+		if err != nil {
+			return err
+		}
+		begun = true
+		if ownsProcess {
+			debug.SetGCPercent(200) // its heap is small, and a tenth of its time went into collecting it
+		}
+		bar := term.NewBar(a.err, size, func() (int64, string) { n, x := src.Progress(); return n, fmt.Sprintf("%d exchanges", x) })
+		st, err = recorder.Record(ctx, src, w, opts)
+		bar.End()
+		for _, s := range st.Warnings {
+			fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(s))
+		}
+		w.Header().Counters = st.Counters
+		err = errors.Join(err, w.Close())
+		if src.Bodies != nil {
+			err = errors.Join(err, src.Bodies.Close())
+		}
+		return err
+	})
+	if !begun {
 		o.text.abandon(src.Counting)
 	}
 	if errors.Is(err, fs.ErrExist) {
 		return withHint(err, "--force replaces it")
 	}
-	if err != nil {
+	if !begun {
 		return err
-	}
-	if ownsProcess {
-		debug.SetGCPercent(200) // its heap is small, and a tenth of its time went into collecting it
-	}
-	bar := term.NewBar(a.err, size, func() (int64, string) { n, x := src.Progress(); return n, fmt.Sprintf("%d exchanges", x) })
-	st, err := recorder.Record(ctx, src, w, opts)
-	bar.End()
-	for _, s := range st.Warnings {
-		fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(s))
-	}
-	w.Header().Counters = st.Counters
-	err = errors.Join(err, w.Close())
-	if src.Bodies != nil {
-		err = errors.Join(err, src.Bodies.Close())
 	}
 	if err == nil || ctx.Err() != nil {
 		if perr := a.recorded(o, st); perr != nil {

@@ -268,10 +268,6 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 		}
 		open = s.open
 		defer func() { err = errors.Join(err, s.finish()) }()
-	} else if o.force {
-		if err := formats.Remove(o.out); err != nil {
-			return err
-		}
 	}
 	h := formats.Header{ToolVersion: readBuildInfo().Version, SourceKind: src.kind, Source: src.source, TimeBase: "absolute", Clock: src.clock}
 	if l.sample < 1 {
@@ -283,7 +279,16 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 	}
 	o.text.describe(&h, key, text)
 	segments := formats.SegmentOptions{MaxAge: l.segmentAge, MaxBytes: int64(l.segmentSize), Journal: true, Append: l.appendTrace, Quota: int64(l.quota)}
-	w, err := open(h, segments)
+	var w recorder.Segments
+	begin := func() (err error) {
+		w, err = open(h, segments)
+		return err
+	}
+	if o.force && !formats.Remote(o.out) {
+		err = formats.SetAside(o.out, begin)
+	} else {
+		err = begin()
+	}
 	if err != nil {
 		o.text.abandon(text)
 		text.Bodies = nil

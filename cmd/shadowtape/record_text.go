@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -65,13 +64,8 @@ func (o *textFlags) describe(h *formats.Header, key []byte, c recorder.Counting)
 
 // abandon takes back a file of bodies that nothing has been written to, where the recording cannot begin.
 func (o *textFlags) abandon(c recorder.Counting) {
-	if c.Bodies == nil {
-		return
-	}
-	if c.Bodies.Close() == nil {
-		if info, err := os.Stat(o.bodies); err == nil && info.Size() == 0 {
-			os.Remove(o.bodies)
-		}
+	if c.Bodies != nil {
+		c.Bodies.Discard() // nothing was written
 	}
 }
 

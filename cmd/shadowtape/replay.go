@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -157,42 +158,51 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 		if err := notRead(o.out, where); err != nil {
 			return err
 		}
-		if err := formats.Removable(o.out); err != nil {
-			return err
+		if jo.Label == "" {
+			jo.Label = filepath.Base(filepath.Clean(o.out))
 		}
 	}
+	var m formats.Manifest
+	var warnings []string
+	err = replacing(o.out, o.force, func(out string) (err error) {
+		jo.Out = out
+		m, warnings, err = a.replayInto(ctx, c, where, jo)
+		return err
+	})
+	if errors.Is(err, fs.ErrExist) {
+		return withHint(err, "--force replaces it")
+	}
+	if err != nil {
+		return err
+	}
+	return a.replayed(m, o, warnings)
+}
+
+// replayInto prepares a replay, says what it is going to be, and runs it.
+func (a *app) replayInto(ctx context.Context, c *cobra.Command, where string, jo job.Options) (m formats.Manifest, warnings []string, err error) {
 	j, err := job.Prepare(ctx, jo)
 	if err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return withHint(err, "--force replaces it")
-		}
-		return err
+		return m, nil, err
 	}
 	defer j.Close()
 	if err := printPlan(a, j.Plan); err != nil {
-		return err
+		return m, nil, err
 	}
 	fmt.Fprint(a.err, startNote(jo, j.Plan))
 	if j.Plan.Duration > longRun && !c.Flags().Changed("duration") {
-		return usageError(fmt.Errorf("replay %s: it would take %v", where, j.Plan.Duration.Round(time.Second)), "more than an hour wants an explicit --duration, or --speed")
-	}
-	if err := clearRun(o.out, o.force); err != nil { // nothing is refused from here on
-		return err
+		return m, nil, usageError(fmt.Errorf("replay %s: it would take %v", where, j.Plan.Duration.Round(time.Second)), "more than an hour wants an explicit --duration, or --speed")
 	}
 	var live replayer.Live
 	bar := term.NewBar(a.err, j.Plan.Requests, func() (int64, string) { return progress(&live) })
-	m, err := j.Run(ctx, &live)
+	m, err = j.Run(ctx, &live)
 	bar.End()
-	if err != nil {
-		return err
-	}
-	return a.replayed(m, o, j.Plan.Warnings)
+	return m, j.Plan.Warnings, err
 }
 
 // options turns the flags into the replayer's.
 func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error) {
 	jo := job.Options{
-		Out: o.out, Replace: o.force, Model: o.model, Dialect: o.dialect, Seed: o.seed, MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
+		Out: o.out, Model: o.model, Dialect: o.dialect, Seed: o.seed, MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
 		Client: client.Options{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}, HTTP: o.http},
 	}
 	var errs []error
@@ -339,14 +349,6 @@ func commandLine(c *cobra.Command, args ...string) []string {
 		out = append(out, "--"+f.Name+"="+withoutSecrets(f.Value.String()))
 	})
 	return out
-}
-
-// clearRun removes an earlier run, and only a run, where force says so.
-func clearRun(where string, force bool) error {
-	if !force {
-		return nil
-	}
-	return formats.Remove(where)
 }
 
 // printPlan says what is about to happen.

@@ -105,9 +105,6 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 			return err
 		}
 	}
-	if err := clearRun(f.out, f.force); err != nil {
-		return err
-	}
 	label := f.label
 	if label == "" {
 		label = filepath.Base(filepath.Clean(f.out))
@@ -122,49 +119,53 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	for i := range f.replicas {
 		m.Targets = append(m.Targets, fmt.Sprintf("replica-%d", i))
 	}
-	w, err := formats.CreateRun(f.out, m)
-	if err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return withHint(err, "--force replaces it")
+	var st virtual.Stats
+	var took time.Duration
+	err = replacing(f.out, f.force, func(place string) error {
+		w, err := formats.CreateRun(place, m)
+		if err != nil {
+			return err
+		}
+		w.SetHeader(in.header)
+		w.BatchSamples(1024)
+		var drawn schedule.Drawn
+		out := virtual.Output{Server: w.WriteServer, Exchange: func(x *formats.Exchange) error {
+			drawn.Add(x)
+			return w.Write(x)
+		}}
+		finish := func() error { return nil }
+		if f.states != "" {
+			if out.Step, finish, err = stateLog(f.states); err != nil {
+				return errors.Join(err, w.Close(m))
+			}
+		}
+		began := time.Now()
+		st, err = virtual.Play(c.Context(), arrivals, o, out)
+		took = time.Since(began)
+		finished(&m, st)
+		if filling != nil {
+			m.Warnings = append(m.Warnings, filling.Warnings...)
+		}
+		if d := drawn.Counts(); len(d) > 0 {
+			m.Fidelity = map[string]any{"drawn": d}
+			m.Warnings = append(m.Warnings, "a model drew what nobody recorded: "+drawn.String())
+		}
+		m.Interrupted = errors.Is(err, context.Canceled)
+		if err != nil {
+			m.Valid, m.Invalid = false, append(m.Invalid, err.Error())
+		}
+		if e := errors.Join(w.Close(m), finish()); e != nil || m.Interrupted { // what was simulated is written
+			return e
 		}
 		return err
-	}
-	w.SetHeader(in.header)
-	w.BatchSamples(1024)
-	var drawn schedule.Drawn
-	out := virtual.Output{Server: w.WriteServer, Exchange: func(x *formats.Exchange) error {
-		drawn.Add(x)
-		return w.Write(x)
-	}}
-	finish := func() error { return nil }
-	if f.states != "" {
-		if out.Step, finish, err = stateLog(f.states); err != nil {
-			return errors.Join(err, w.Close(m))
-		}
-	}
-	began := time.Now()
-	st, err := virtual.Play(c.Context(), arrivals, o, out)
-	took := time.Since(began)
-	finished(&m, st)
-	if filling != nil {
-		m.Warnings = append(m.Warnings, filling.Warnings...)
-	}
-	if d := drawn.Counts(); len(d) > 0 {
-		m.Fidelity = map[string]any{"drawn": d}
-		m.Warnings = append(m.Warnings, "a model drew what nobody recorded: "+drawn.String())
-	}
-	interrupted := errors.Is(err, context.Canceled)
-	if err != nil {
-		m.Valid, m.Interrupted, m.Invalid = false, interrupted, append(m.Invalid, err.Error())
-	}
-	if e := errors.Join(w.Close(m), finish()); e != nil {
-		return errors.Join(err, e)
-	}
-	if interrupted {
+	})
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return withHint(err, "--force replaces it")
+	case err != nil:
+		return err
+	case m.Interrupted:
 		return exitWith(exitInterrupted, errors.New("interrupted: what was simulated is written"), "")
-	}
-	if err != nil {
-		return err
 	}
 	if err := a.simulated(f.out, st, took); err != nil {
 		return err

@@ -98,12 +98,12 @@ func (a *app) synth(c *cobra.Command, args []string, f synthFlags) error {
 		h.Source = filepath.Base(args[0])
 	}
 	h.Extra = map[string]any{"seed": f.seed, "command": strings.Join(commandLine(c, args...), " ")}
-	if err := clearTrace(f.out, f.force); err != nil {
-		return err
-	}
 	began := time.Now()
-	n, last, err := writeRows(f.out, h, rows)
-	if err != nil {
+	var n, last int64
+	if err := replacing(f.out, f.force, func(out string) (err error) {
+		n, last, err = writeRows(out, h, rows)
+		return err
+	}); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return withHint(err, "--force replaces it")
 		}
@@ -216,15 +216,4 @@ func writeRows(where string, h formats.Header, rows iter.Seq2[*formats.Exchange,
 	}
 	w.Header().Counters = formats.Counters{Seen: n, Written: n}
 	return n, last, errors.Join(err, w.Close())
-}
-
-// clearTrace removes an earlier trace, and only a trace, where force says so.
-func clearTrace(where string, force bool) error {
-	if there, err := formats.Exists(where); err != nil || !there {
-		return err
-	}
-	if !force {
-		return withHint(fmt.Errorf("write trace %s: %w", where, fs.ErrExist), "--force replaces it")
-	}
-	return formats.Remove(where)
 }

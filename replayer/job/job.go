@@ -25,8 +25,6 @@ type Options struct {
 	Source *Source        // … or this; one of the two
 	Client client.Options
 	Out    string // the run directory to make
-	// Replace says that an existing run directory is no error of Prepare: the caller removes it before Run, when nothing can be refused any more.
-	Replace bool
 
 	Model     string           // "": the first that the target lists
 	Endpoint  formats.Endpoint // of rows that do not say theirs; "": completions where the targets take token ids, else chat
@@ -178,7 +176,7 @@ func Prepare(ctx context.Context, o Options) (*Job, error) {
 	o.Selection.Seed = o.Seed
 	if there, err := formats.Exists(o.Out); err != nil {
 		return nil, fmt.Errorf("create run %s: %w", o.Out, err)
-	} else if there && !o.Replace {
+	} else if there {
 		return nil, fmt.Errorf("create run %s: %w", o.Out, os.ErrExist)
 	}
 	c, err := client.New(o.Client)
