@@ -64,9 +64,10 @@ release: ## build for linux and darwin on amd64 and arm64 into dist/, with check
 	@VERSION='$(VERSION)' COMMIT='$(COMMIT)' GO='$(GO)' bash samples/release/release.sh dist
 
 SOAK ?= 30m
+SOAK_RATE ?= 40
 
 soak: ## replayer, recording proxy and simulator at steady load for SOAK (30m): memory, threads, files and goroutines stay flat, nothing is lost
-	CGO_ENABLED=0 $(GO) test ./cmd/shadowtape -count 1 -timeout 0 -run '^TestSoak$$' -v -soak $(SOAK)
+	CGO_ENABLED=0 $(GO) test ./cmd/shadowtape -count 1 -timeout 0 -run '^TestSoak$$' -v -soak $(SOAK) -soak-rate $(SOAK_RATE)
 
 release-check: ## build the release twice, in two places, and compare
 	@VERSION='$(VERSION)' COMMIT='$(COMMIT)' GO='$(GO)' bash samples/release/check.sh

@@ -57,6 +57,7 @@ func CreateRun(where string, m Manifest) (*RunWriter, error) {
 	}
 	w := &RunWriter{where: name, spool: spool, store: store}
 	w.exchanges = newWriter(where, store, Header{ToolVersion: m.ToolVersion, SourceKind: kind, Source: m.TracePath}, SegmentOptions{Journal: true})
+	w.exchanges.run = true
 	if err := w.exchanges.begin(); err != nil {
 		return nil, fmt.Errorf("create run %s: %w", where, err)
 	}

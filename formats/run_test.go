@@ -100,3 +100,25 @@ func TestRunWithoutSamples(t *testing.T) {
 		t.Error("a client sample")
 	}
 }
+
+// What a run holds in memory before it is in a row group is bounded, well below what a trace's writer may hold.
+func TestRunHoldsLittle(t *testing.T) {
+	w, err := CreateRun(filepath.Join(t.TempDir(), "run"), Manifest{Schema: 1, Kind: "replay", ToolVersion: "v1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &Exchange{Phase: PhaseMeasure, EventGapUS: make([]int32, 400), EventTokens: make([]int32, 400)}
+	most := int64(0)
+	for range 4000 {
+		if err := w.Write(x); err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, w.exchanges.open.groupBytes)
+	}
+	if err := w.Close(Manifest{}); err != nil {
+		t.Fatal(err)
+	}
+	if most > runGroupBytes+1<<20 || most < runGroupBytes/2 {
+		t.Errorf("%d bytes were held", most)
+	}
+}

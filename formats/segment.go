@@ -14,6 +14,8 @@ const (
 	batchValues   = 1 << 16 // list elements collected before they do
 	groupRows     = 1 << 17 // rows of a row group
 	groupBytes    = 32 << 20
+	runGroup      = 1 << 15 // and of a run: a row group is in memory until it is whole, beside a load that must not be disturbed
+	runGroupBytes = 4 << 20
 	pageBytes     = 256 << 10    // of a page before compression; a writer holds a page of each column
 	headerKey     = "shadowtape" // Parquet key-value metadata: the Header as JSON
 	segmentPrefix = "exchanges-"
@@ -73,6 +75,8 @@ type segment struct {
 	groupBytes int64
 	rows       int64
 	bytes      int64 // uncompressed
+
+	maxGroup, maxGroupBytes int64
 }
 
 // pending is one column of the open batch. values stays empty until a row has a value.
@@ -86,7 +90,7 @@ type pending struct {
 }
 
 func newSegment(out io.Writer, toolVersion string) *segment {
-	s := &segment{out: out, version: toolVersion, nulls: make([]parquet.Value, batchRows)}
+	s := &segment{out: out, version: toolVersion, nulls: make([]parquet.Value, batchRows), maxGroup: groupRows, maxGroupBytes: groupBytes}
 	for i, c := range columns {
 		s.columns = append(s.columns, pending{column: c, index: i})
 	}
@@ -130,7 +134,7 @@ func (s *segment) write(x *Exchange) error {
 			return err
 		}
 	}
-	if s.group >= groupRows || s.groupBytes >= groupBytes {
+	if s.group >= s.maxGroup || s.groupBytes >= s.maxGroupBytes {
 		return s.flushGroup()
 	}
 	return nil

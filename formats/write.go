@@ -56,6 +56,7 @@ type Writer struct {
 	single  string // the only segment's name; "" where segments rotate
 	where   string
 	lock    io.Closer
+	run     bool // it writes a run's exchanges
 	open    *segment
 	object  Object
 	name    string // of the open segment
@@ -224,6 +225,9 @@ func (w *Writer) next() error {
 	}
 	w.segment++
 	w.name, w.object, w.open, w.span, w.journal, w.opened = name, o, newSegment(o, w.h.ToolVersion), span{}, j, time.Now()
+	if w.run {
+		w.open.maxGroup, w.open.maxGroupBytes = runGroup, runGroupBytes
+	}
 	return nil
 }
 

@@ -18,6 +18,8 @@ import (
 
 var soakTime = flag.Duration("soak", 0, "length of TestSoak; 0: it does not run (make soak)")
 
+var soakRate = flag.Float64("soak-rate", 40, "requests a second of TestSoak")
+
 // held is what a process holds at one moment.
 type held struct{ rss, threads, files float64 }
 
@@ -98,7 +100,7 @@ func TestSoak(t *testing.T) {
 	sim, target := start("", "sim", "--listen", "127.0.0.1:0", "--ttft", "20ms", "--itl", "5ms")
 	trace, run := filepath.Join(dir, "rec"), filepath.Join(dir, "run")
 	proxy, address := start("recording what passes from ", "record", "--listen", "127.0.0.1:0", "--upstream", target, "-o", trace, "--segment-age", "5s")
-	load := smallTrace(t, 600, 25*time.Millisecond, func(i int, x *formats.Exchange) { x.Stream = formats.Of(i%4 > 0) })
+	load := smallTrace(t, 600, time.Duration(float64(time.Second) / *soakRate), func(i int, x *formats.Exchange) { x.Stream = formats.Of(i%4 > 0) })
 	replay := exec.Command(self, "replay", load, "--target", "http://"+address, "-o", run, "--loop", "0", "--duration", soakTime.String(), "--allow-invalid")
 	var errs strings.Builder
 	replay.Stderr = &errs

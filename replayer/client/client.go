@@ -340,6 +340,7 @@ func (p *Target) put(k *conn, h head) {
 		k.Close()
 		return
 	}
+	k.rest()
 	p.idle = append(p.idle, idleConn{k, time.Now()})
 	p.mu.Unlock()
 }

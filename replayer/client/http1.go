@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -241,10 +242,21 @@ func (c *conn) cutNow() {
 	c.SetDeadline(time.Unix(1, 0)) // fails only on a closed connection, whose exchange is ending anyway
 }
 
+// buffers are read buffers that no connection uses: connections wait idle in their hundreds once there was a peak.
+var buffers = sync.Pool{New: func() any { return new([readBytes]byte) }}
+
+// rest gives the read buffer of a connection back that waits for its next exchange.
+func (c *conn) rest() {
+	if c.r == c.w && len(c.buf) == readBytes {
+		buffers.Put((*[readBytes]byte)(c.buf))
+		c.buf, c.r, c.w = nil, 0, 0
+	}
+}
+
 // room is where the next read goes; what is unread stays. It is nil where an answer's head has no end.
 func (c *conn) room() []byte {
 	if c.buf == nil {
-		c.buf = make([]byte, readBytes)
+		c.buf = buffers.Get().(*[readBytes]byte)[:]
 	}
 	if c.r == c.w {
 		c.r, c.w = 0, 0
