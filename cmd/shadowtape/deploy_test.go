@@ -23,6 +23,7 @@ import (
 	"github.com/shadowtape/shadowtape/internal/deploy"
 	"github.com/shadowtape/shadowtape/internal/deploy/enginetest"
 	"github.com/shadowtape/shadowtape/internal/gpu"
+	"github.com/shadowtape/shadowtape/internal/gpu/nvmltest"
 )
 
 // program is the test binary under the name by which it is the program itself.
@@ -332,6 +333,64 @@ func TestReplayDeployBusy(t *testing.T) {
 	code, _, errs = invoke("replay", trace, "--deploy", file, "-o", filepath.Join(dir, "run"), "--lock-dir", dir)
 	if code != exitInvalid || !strings.Contains(errs, "the measurement would be invalid: GPU GPU-bbbb: compute process 1073741824") || !strings.Contains(errs, "hint: end it, or choose another GPU; --allow-invalid") {
 		t.Errorf("exit %d, stderr %s", code, errs)
+	}
+}
+
+// Two runs started at once for one GPU, each a process of its own with the machine's (stand-in) NVML: one has it, the other says who and
+// exits 1; a third waits for it.
+func TestTwoRunsAtOnceForOneGPU(t *testing.T) {
+	if r, err := gpu.Open(); errors.Is(err, gpu.ErrUnsupported) {
+		t.Skip("SKIPPED LOUDLY: this build has no NVML; CGO_ENABLED=1 tests two runs at once for one GPU")
+	} else if err == nil {
+		r.Close()
+	}
+	path, trace, dir := program(t), shortTrace(t), t.TempDir()
+	if err := nvmltest.Build(dir, "570.86"); err != nil {
+		t.Skipf("SKIPPED LOUDLY: two runs at once for one GPU were not tested: %v", err)
+	}
+	file := write(t, filepath.Join(dir, "f.yaml"), simProcess+"gpus: {indices: [0]}\n")
+	env := append(os.Environ(), "LD_LIBRARY_PATH="+dir)
+	type run struct {
+		cmd  *exec.Cmd
+		errs bytes.Buffer
+	}
+	start := func(name string, more ...string) *run {
+		r := &run{}
+		r.cmd = exec.Command(path, append([]string{"replay", trace, "--deploy", file, "-o", filepath.Join(dir, name), "--lock-dir", filepath.Join(dir, "locks"), "--speed", "4", "--allow-invalid"}, more...)...)
+		r.cmd.Env, r.cmd.Stderr = env, &r.errs
+		if err := r.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { r.cmd.Process.Kill() })
+		return r
+	}
+	runs := []*run{start("a"), start("b")}
+	waiting := start("c", "--wait")
+	codes := map[int]*run{}
+	for _, r := range append(runs, waiting) {
+		r.cmd.Wait()
+		if r != waiting {
+			codes[r.cmd.ProcessState.ExitCode()] = r
+		}
+	}
+	has, second := codes[exitGood], codes[exitFailed]
+	// The one that waits may have come first: then both others were refused, by it.
+	if has == nil && second != nil {
+		has = waiting
+	}
+	if has == nil || second == nil {
+		t.Fatalf("exits %v\n%s\n%s", codes, runs[0].errs.String(), runs[1].errs.String())
+	}
+	held := "GPU GPU-fake-0 is held by "
+	if errs := second.errs.String(); !strings.Contains(errs, held) || !strings.Contains(errs, fmt.Sprintf("(process %d on ", has.cmd.Process.Pid)) || !strings.Contains(errs, "hint: --wait waits for it") {
+		t.Errorf("%s", errs)
+	}
+	if code := waiting.cmd.ProcessState.ExitCode(); code != exitGood || has != waiting && !strings.Contains(waiting.errs.String(), "waiting: "+held) {
+		t.Errorf("exit %d: %s", code, waiting.errs.String())
+	}
+	m := manifest(t, filepath.Join(dir, "c"))
+	if d := m.Environment["deployment"].(map[string]any); fmt.Sprint(d["gpu_uuids"]) != "[GPU-fake-0]" || d["driver"] != "570.86" || m.GPUs == nil {
+		t.Errorf("%v", d)
 	}
 }
 

@@ -8,10 +8,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/shadowtape/shadowtape/internal/gpu/nvmltest"
 )
 
 // tellLibrary opens the machine's own library and prints what it says. In a process of its own, since a call that the library lacks ends
@@ -49,23 +50,14 @@ func TestLibrary(t *testing.T) {
 	if errors.Is(opensNothing(), ErrUnsupported) {
 		t.Skip("SKIPPED LOUDLY: this build has no NVML; CGO_ENABLED=1 tests how the library is opened")
 	}
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skip("SKIPPED LOUDLY: no C compiler: how NVML is opened was not tested")
-	}
-	header, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	build := func(driver string, more ...string) string {
+	build := func(driver string, defines ...string) string {
 		dir := t.TempDir()
-		args := append([]string{"-shared", "-fPIC", "-w", "-I" + filepath.Join(strings.TrimSpace(string(header)), "pkg/nvml"), "-DDRIVER=\"" + driver + "\"", "-o", filepath.Join(dir, "libnvidia-ml.so.1")}, more...)
-		if b, err := exec.Command(cc, append(args, "testdata/nvml/nvml.c")...).CombinedOutput(); err != nil {
-			t.Fatalf("%v %s", err, b)
+		if err := nvmltest.Build(dir, driver, defines...); err != nil {
+			t.Skipf("SKIPPED LOUDLY: how NVML is opened was not tested: %v", err)
 		}
 		return dir
 	}
-	today, old, ancient := build("570.86"), build("390.12", "-DOLD"), build("304.1", "-DANCIENT")
+	today, old, ancient := build("570.86"), build("390.12", "OLD"), build("304.1", "ANCIENT")
 	for _, c := range []struct {
 		name, dir, env string
 		want           []string

@@ -5,8 +5,8 @@
 //   FAKE_NVML_INIT=N        what the first call answers (nvmlReturn_t)
 //   FAKE_NVML_FOREIGN=PID   a process that uses GPU 0
 //   FAKE_NVML_LOST=1        GPU 1 is lost
-//   -DOLD                   a driver of 2018 (390): no versioned calls, no energy, no memory reserve, no event reasons
-//   -DANCIENT               one that lacks even what is needed
+//   OLD                     a driver of 2018 (390): no versioned calls, no energy, no memory reserve, no event reasons
+//   ANCIENT                one that lacks even what is needed
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
