@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -123,7 +122,7 @@ func TestGPUsWithout(t *testing.T) {
 		want, hint string
 	}{
 		{gpu.ErrUnsupported, "list GPUs: this build has no NVML", "make build-nvml"},
-		{errors.New("open NVML: the NVIDIA kernel driver is not loaded"), "list GPUs: open NVML: the NVIDIA kernel driver is not loaded", "nvidia-smi"},
+		{&gpu.OpenError{Text: "open NVML: the NVIDIA kernel driver is not loaded", Hint: "modprobe nvidia"}, "list GPUs: open NVML: the NVIDIA kernel driver is not loaded", "hint: modprobe nvidia"},
 	} {
 		withGPUs(t, func() (gpu.Reader, error) { return nil, c.err })
 		code, out, errs := invoke("gpus", "--json")
