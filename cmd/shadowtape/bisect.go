@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,7 +30,7 @@ type bisectFlags struct {
 	maxRequests                                int64
 	pairs, warmUp, saturate                    int
 	seed                                       int64
-	allowInvalid, ends, step                   bool
+	allowInvalid, firstParent, step            bool
 	deploy                                     deployFlags
 }
 
@@ -38,13 +39,12 @@ func bisectCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bisect --good REF --bad REF --deploy FILE --trace TRACE -o DIR",
 		Short: "Find the commit that made a metric worse: fresh launches of each commit until the odds decide",
-		Long: `Bisect works on the Git repository it is called in, each commit in a worktree of its own under DIR. First the two ends are launched in pairs:
-where they do not differ, or by less than twice what these launches can see, it says so and stops. Then commits between them (first parents)
-are launched until the odds for one end are 99 to 1; a commit that does not build or start is passed over. At the end the culprit and the
-commit before it are launched in pairs.
+		Long: `Bisect lets git search the repository it is called in ("git bisect run"), in a worktree of its own; what is checked out stays as it is. First
+the two ends are launched in pairs: where they do not differ, or by less than twice what these launches can see, it says so and stops. Then
+each commit that git checks out is built and launched, by its own deployment file, until the odds for one end are 99 to 1. A commit that does not
+build or start, or whose runs are invalid, is skipped (125). At the end the culprit and the commit before it are launched in pairs.
 
-Where history is no line, git searches: --ends launches the ends, then "git bisect run shadowtape bisect --step -o DIR" classifies what git
-checks out. A commit whose build fails or whose runs are invalid is 125.`,
+An interrupted bisection goes on with the same call: launches that were made are used again. DIR/search.log is git's own log of it.`,
 		Example: `  shadowtape bisect --good v1.4 --bad main --build "make image" --deploy deploy/main.yaml --trace prod.trace -o bisect1
   shadowtape bisect --good 3f2c1ab --bad HEAD --metric ttft --deploy deploy/main.yaml --trace prod.trace --duration 2m -o bisect2
   shadowtape bisect --good main~20 --bad main --metric capacity --saturate 1000 --deploy deploy/main.yaml --trace prod.trace -o bisect3`,
@@ -73,8 +73,8 @@ checks out. A commit whose build fails or whose runs are invalid is 125.`,
 	f.IntVar(&o.warmUp, "warm-up", 50, "requests replayed and thrown away after each start")
 	f.IntVar(&o.saturate, "saturate", 0, "requests sent at once to measure the capacity; 0: none")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the prompts, the same for all launches")
-	f.BoolVar(&o.ends, "ends", false, "launch the two ends only, and leave the search to git bisect run")
-	f.BoolVar(&o.step, "step", false, "classify what is checked out by the ends under -o, for git bisect run: exit 0 good, 1 bad, 125 cannot be told, 128 stop")
+	f.BoolVar(&o.firstParent, "first-parent", false, "search only the mainline: a merge is one change")
+	f.BoolVar(&o.step, "step", false, "classify what is checked out by the ends under -o, as git bisect run is told to: exit 0 good, 1 bad, 125 cannot be told, 128 stop")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "take invalid runs as they are")
 	f.StringVarP(&o.out, "output", "o", "", "directory of worktrees and runs")
 	f.StringVar(&o.deploy.exclusive, "exclusive", "on", "on: lease the GPUs and refuse them where others use them; off: neither")
@@ -82,7 +82,7 @@ checks out. A commit whose build fails or whose runs are invalid is 125.`,
 	f.StringVar(&o.deploy.engine, "engine", "", "address of the container engine (default: $DOCKER_HOST, else the local Docker)")
 	f.StringVar(&o.deploy.lockDir, "lock-dir", "", "directory of the GPU leases")
 	groupFlags(c,
-		flagGroup{"Search", []string{"good", "bad", "build", "deploy", "metric", "pairs", "ends", "step"}},
+		flagGroup{"Search", []string{"good", "bad", "build", "deploy", "metric", "pairs", "first-parent", "step"}},
 		flagGroup{"Each launch", []string{"trace", "warm-up", "saturate", "speed", "duration", "max-requests", "seed", "allow-invalid", "exclusive", "wait", "engine", "lock-dir"}},
 		flagGroup{"Result", []string{"output"}},
 	)
@@ -139,21 +139,20 @@ func (a *app) bisect(c *cobra.Command, o bisectFlags) (err error) {
 	if b.repo, err = git(c.Context(), ".", "rev-parse", "--show-toplevel"); err != nil {
 		return withHint(err, "call it inside the repository to search")
 	}
-	good, err := git(c.Context(), b.repo, "rev-parse", "--verify", "--end-of-options", o.good+"^{commit}")
+	good, err := commitOf(c.Context(), b.repo, "--good", o.good)
 	if err != nil {
 		return err
 	}
-	last, err := git(c.Context(), b.repo, "rev-parse", "--verify", "--end-of-options", o.bad+"^{commit}")
+	last, err := commitOf(c.Context(), b.repo, "--bad", o.bad)
 	if err != nil {
 		return err
 	}
-	list, err := git(c.Context(), b.repo, "rev-list", "--first-parent", "--reverse", good+".."+last)
+	n, err := git(c.Context(), b.repo, "rev-list", "--count", good+".."+last)
 	if err != nil {
 		return err
 	}
-	commits := strings.Fields(list)
-	if len(commits) == 0 {
-		return usageError(fmt.Errorf("%s holds no commit that %s does not", o.bad, o.good), "")
+	if n == "0" {
+		return usageError(fmt.Errorf("%s (--bad) holds no commit that %s (--good) does not", o.bad, o.good), "are they swapped?")
 	}
 	if b.trace, err = formats.Open(o.trace); err != nil {
 		return err
@@ -166,16 +165,19 @@ func (a *app) bisect(c *cobra.Command, o bisectFlags) (err error) {
 		return err
 	}
 	defer b.clean()
-	err = b.search(c.Context(), good, commits)
+	err = b.search(c.Context(), good, last, n)
 	if errors.Is(err, context.Canceled) {
-		return exitWith(exitInterrupted, errors.New("bisect interrupted: runs are kept"), "")
+		return exitWith(exitInterrupted, errors.New("bisect interrupted: runs are kept"), "the same call goes on from there")
 	}
 	return err
 }
 
-func (b *bisection) search(ctx context.Context, good string, commits []string) error {
-	last := commits[len(commits)-1]
-	fmt.Fprintf(b.a.err, "%d commits; first the ends, %d pairs of launches\n", len(commits), b.o.pairs)
+func (b *bisection) search(ctx context.Context, good, last, commits string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.a.err, "%s commits; first the ends, %d pairs of launches\n", commits, b.o.pairs)
 	sides, f, err := b.pairs(ctx, "ends", good, last)
 	if err != nil {
 		return err
@@ -185,28 +187,26 @@ func (b *bisection) search(ctx context.Context, good string, commits []string) e
 		return exitWith(exitInconclusive, err, "")
 	}
 	fmt.Fprintf(b.a.err, "ends: %s %s is %s, %s is %s\n", b.metric.Name, short(good), experiment.Level(b.metric, ends.Good), short(last), experiment.Level(b.metric, ends.Bad))
-	if b.o.ends {
-		return b.keepEnds(good, last, ends)
+	if err := b.keepEnds(good, last, ends); err != nil {
+		return err
 	}
-	found, err := experiment.Bisect(ctx, good, commits, ends, experiment.BisectOptions{
-		Metric: b.metric, Launch: b.launch, Told: b.told,
-	})
+	found, err := gitSearch(ctx, b.repo, filepath.Join(b.o.out, "search"), good, last, b.o.firstParent, []string{self, "bisect", "--step", "-o", b.o.out}, b.a.err)
 	if err != nil {
 		return err
 	}
-	_, f, err = b.pairs(ctx, "final", found.Parent, found.Culprit)
+	_, f, err = b.pairs(ctx, "final", found.Before, found.Commit)
 	if err != nil {
 		return err
 	}
-	subject, err := git(ctx, b.repo, "log", "-1", "--format=%h %an, %ad: %s", "--date=short", found.Culprit)
+	subject, err := git(ctx, b.repo, "log", "-1", "--format=%h %an, %ad: %s", "--date=short", found.Commit)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(b.a.out, "first bad commit: %s\n%s\n", found.Culprit, subject)
+	fmt.Fprintf(b.a.out, "first bad commit: %s\n%s\n", found.Commit, subject)
 	for _, u := range found.Unsure {
 		fmt.Fprintf(b.a.out, "could not be measured, may be it too: %s\n", u)
 	}
-	_, err = fmt.Fprintf(b.a.out, "against the commit before it (%s), %d pairs of launches: %s is %s, %+.1f %%\n", short(found.Parent), f.Pairs, b.metric.Name, f.State, f.ChangePct.V)
+	_, err = fmt.Fprintf(b.a.out, "against %s before it, %d pairs of launches: %s is %s, %+.1f %%\n", short(found.Before), f.Pairs, b.metric.Name, f.State, f.ChangePct.V)
 	if err == nil && f.State != verdict.Regressed {
 		return exitWith(exitInconclusive, errors.New("bisect: the last comparison does not confirm it"), "more --pairs, or a quieter host")
 	}
@@ -258,12 +258,19 @@ func (b *bisection) launch(ctx context.Context, commit string) (float64, error) 
 		return 0, fmt.Errorf("%w: %w", experiment.ErrSkip, t.err)
 	}
 	live := b.live(filepath.Join(b.o.out, "commit-"+short(commit)), t.file, t.file)
-	if err := os.MkdirAll(live.Dir, 0o755); err != nil {
+	if _, err := live.Claim(t.path, t.path); err != nil {
 		return 0, err
 	}
 	for range 3 {
 		b.counts[commit]++
-		m, err := live.Launch(ctx, experiment.Leg{Pair: b.counts[commit], Arm: experiment.Base, Try: 1})
+		l := experiment.Leg{Pair: b.counts[commit], Arm: experiment.Base, Try: 1}
+		m, there, err := live.Done(l)
+		if err != nil {
+			return 0, err
+		}
+		if !there {
+			m, err = live.Launch(ctx, l)
+		}
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
@@ -271,9 +278,16 @@ func (b *bisection) launch(ctx context.Context, commit string) (float64, error) 
 			fmt.Fprintf(b.a.err, "%s: %s\n", short(commit), oneLine(err.Error()))
 			return 0, fmt.Errorf("%w: %w", experiment.ErrSkip, err)
 		}
-		if len(m.Invalid) == 0 || b.o.allowInvalid {
-			return m.Run.Level(b.metric), nil
+		if len(m.Invalid) > 0 && !b.o.allowInvalid {
+			fmt.Fprintf(b.a.err, "%s: invalid: %s\n", short(commit), oneLine(m.Invalid[0]))
+			continue
 		}
+		v := m.Run.Level(b.metric)
+		if math.IsNaN(v) {
+			fmt.Fprintf(b.a.err, "%s: its run has no %s\n", short(commit), b.metric.Name)
+			return 0, fmt.Errorf("%w: its run has no %s", experiment.ErrSkip, b.metric.Name)
+		}
+		return v, nil
 	}
 	return 0, fmt.Errorf("%w: three invalid launches", experiment.ErrSkip)
 }

@@ -24,7 +24,7 @@ const (
 	stepAbort = 128
 )
 
-// endsFile is what --ends leaves for --step: the two ends and how they were launched.
+// endsFile is what the steps of a search need: the two ends and how they were launched.
 type endsFile struct {
 	Schema int             `json:"schema"`
 	Good   string          `json:"good"`
@@ -54,7 +54,7 @@ type stepFlags struct {
 
 const endsName = "ends.json"
 
-// keepEnds writes what the steps of a `git bisect run` need, and says how to run it.
+// keepEnds writes what the steps of a `git bisect run` need.
 func (b *bisection) keepEnds(good, bad string, e experiment.Ends) error {
 	trace, err := filepath.Abs(b.o.trace)
 	if err != nil {
@@ -62,11 +62,7 @@ func (b *bisection) keepEnds(good, bad string, e experiment.Ends) error {
 	}
 	o := b.o
 	doc := endsFile{1, good, bad, o.metric, e, o.build, o.file, trace, stepFlags{o.speed, int64(o.duration), o.maxRequests, o.warmUp, o.saturate, o.seed, o.allowInvalid, o.deploy.exclusive, o.deploy.wait, o.deploy.engine, o.deploy.lockDir}}
-	if err := writeFile(filepath.Join(o.out, endsName), func(w io.Writer) error { return printJSON(w, doc) }); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(b.a.out, "the ends are known; now:\n  git bisect start %s %s\n  git bisect run shadowtape bisect --step -o %s\n", short(bad), short(good), o.out)
-	return err
+	return writeFile(filepath.Join(o.out, endsName), func(w io.Writer) error { return printJSON(w, doc) })
 }
 
 // bisectStep classifies the commit that is checked out, for `git bisect run`.
@@ -85,7 +81,7 @@ func (a *app) classifyHead(ctx context.Context, out string) (_ experiment.Class,
 	var doc endsFile
 	text, err := os.ReadFile(filepath.Join(out, endsName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", withHint(fmt.Errorf("bisect --step: %s holds no ends", out), "shadowtape bisect --ends … -o "+out+" first")
+		return "", withHint(fmt.Errorf("bisect --step: %s holds no ends", out), "shadowtape bisect --good REF --bad REF … -o "+out+" makes them, and lets git search")
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &doc)

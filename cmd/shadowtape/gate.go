@@ -39,6 +39,7 @@ type gateFlags struct {
 	judge                             judgeFlags
 	deploy                            deployFlags
 	origin                            originFlags
+	baseCommit                        string
 }
 
 func gateCommand(a *app) *cobra.Command {
@@ -81,6 +82,7 @@ docs/GATE.md explains the test and says how often it is wrong. --aa runs the bas
 	o.judge.add(f)
 	f.BoolVar(&o.record, "record", false, "add the runs to the history: of --aa both sides, else the candidate's where it is not worse")
 	o.origin.add(f)
+	f.StringVar(&o.baseCommit, "base-commit", "", "commit of the base: of a change that history check found, the two commits side by side confirm it or not")
 	f.StringArrayVar(&o.deploy.set, "set", nil, "value of a ${matrix.NAME} in the deployment files, as `NAME=VALUE`")
 	f.StringVar(&o.deploy.exclusive, "exclusive", "on", "on: lease the GPUs and refuse them where others use them; off: neither")
 	f.BoolVar(&o.deploy.wait, "wait", false, "wait for GPUs that another run holds")
@@ -89,12 +91,12 @@ docs/GATE.md explains the test and says how often it is wrong. --aa runs the bas
 	f.StringVarP(&o.out, "output", "o", "", "directory of the experiment")
 	f.BoolVar(&o.json, "json", false, "print one JSON document (docs/CLI_JSON.md)")
 	f.StringVar(&o.notify, "notify", "", "POST the verdict here as JSON on a regression (Slack takes it)")
-	f.StringVar(&o.onRegression, "on-regression", "", "run this command on a regression, never on invalid or inconclusive; SHADOWTAPE_REPORT names the report")
+	f.StringVar(&o.onRegression, "on-regression", "", "run this command on a regression, never on invalid or inconclusive; SHADOWTAPE_REPORT names its report.json, SHADOWTAPE_VERDICT is regressed")
 	groupFlags(c,
 		flagGroup{"Experiment", []string{"base", "candidate", "aa", "trace", "tier", "budget", "pairs", "plan", "launch-time"}},
 		flagGroup{"Each launch", []string{"warm-up", "saturate", "rate-step", "speed", "duration", "max-requests", "seed", "set", "exclusive", "wait", "engine", "lock-dir"}},
 		flagGroup{"Verdict", append([]string{"slo", "allow-invalid"}, judgeHow...)},
-		flagGroup{"Result", append([]string{"output", "record", "commit", "branch", "team", "notify", "on-regression"}, judgeWhere...)},
+		flagGroup{"Result", append([]string{"output", "record", "commit", "base-commit", "branch", "team", "notify", "on-regression"}, judgeWhere...)},
 	)
 	return c
 }
@@ -155,6 +157,7 @@ func (a *app) gate(c *cobra.Command, o gateFlags) (err error) {
 		return err
 	}
 	live.SLO = g.slo
+	g.options.Base, g.options.Candidate = sideNames(live.Base, live.Candidate, o)
 	if o.tier == "nightly" && len(g.slo) > 0 {
 		live.Rates.Step = o.rateStep
 	}
@@ -232,6 +235,14 @@ func (o *gateFlags) live(a *app, c *cobra.Command, trace *formats.Trace) (*exper
 	}, nil
 }
 
+// sideNames are the names of the two files, or, where they have one name, what was given.
+func sideNames(base, candidate *deploy.File, o gateFlags) (string, string) {
+	if base.Name == candidate.Name {
+		return o.base, o.candidate
+	}
+	return base.Name, candidate.Name
+}
+
 // printGatePlan says what is about to happen and what it could see.
 func (a *app) printGatePlan(p experiment.GatePlan, o gateFlags, resumed bool) error {
 	b := &strings.Builder{}
@@ -276,7 +287,9 @@ func (a *app) gated(o gateFlags, r experiment.Report, sides experiment.Sides, db
 		return err
 	}
 	if o.judge.db != "" {
-		records, err := sides.Records(r, db, experiment.Origin(o.origin), o.aa, o.record)
+		from := experiment.Origin(o.origin)
+		from.Against = o.baseCommit
+		records, err := sides.Records(r, db, from, o.aa, o.record)
 		if err != nil {
 			return err
 		}

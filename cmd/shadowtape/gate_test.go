@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -32,8 +33,8 @@ warm_up: {requests: 30, duration: 0s, steady: false}
 	}
 	base, slow := file("base", "2ms"), file("slow", "14ms")
 	out, db := filepath.Join(dir, "gate"), filepath.Join(dir, "history")
-	args := []string{"gate", "--base", base, "--candidate", slow, "--trace", trace, "--pairs", "1", "--policy", "threshold:50%", "--saturate", "8", "--speed", "10", "--max-requests", "30", "--allow-invalid", "--db", db, "-o", out, "--md", filepath.Join(dir, "c.md")}
-	if code, _, errs := separately(t, path, nil, append(args, "--plan")...); code != exitGood || !strings.Contains(errs, "1 pairs at most") {
+	args := []string{"gate", "--base", base, "--candidate", slow, "--trace", trace, "--pairs", "2", "--policy", "threshold:50%", "--saturate", "8", "--speed", "10", "--max-requests", "30", "--allow-invalid", "--db", db, "-o", out, "--md", filepath.Join(dir, "c.md")}
+	if code, _, errs := separately(t, path, nil, append(args, "--plan")...); code != exitGood || !strings.Contains(errs, "2 pairs at most") {
 		t.Fatalf("plan: exit %d\n%s", code, errs)
 	}
 	code, text, errs := separately(t, path, nil, args...)
@@ -53,7 +54,7 @@ warm_up: {requests: 30, duration: 0s, steady: false}
 		t.Fatal(err)
 	}
 	code, _, errs = separately(t, path, nil, args...)
-	if code != exitWorse || strings.Count(errs, "there already") != 1 || strings.Count(errs, "launching") != 1 {
+	if code != exitWorse || strings.Count(errs, "there already") != 3 || strings.Count(errs, "launching") != 1 {
 		t.Errorf("again: exit %d\n%s", code, errs)
 	}
 	if code, _, errs = separately(t, path, nil, append(args, "--speed", "4")...); code != exitFailed || !strings.Contains(errs, "other options") {
@@ -128,6 +129,83 @@ func TestAlarm(t *testing.T) {
 	}
 }
 
+// TestAlarmOnRegressionOnly: nobody is told and nothing is rolled back on any other verdict, nor on identical builds, nor on one launch a side.
+func TestAlarmOnRegressionOnly(t *testing.T) {
+	posts := 0
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { posts++ }))
+	defer s.Close()
+	for _, c := range []struct {
+		verdict verdict.State
+		aa      bool
+		calls   int
+	}{{verdict.Regressed, false, 1}, {verdict.Regressed, true, 0}, {verdict.Invalid, false, 0}, {verdict.Inconclusive, false, 0}, {verdict.Unchanged, false, 0}, {verdict.Small, false, 0}, {verdict.Improved, false, 0}} {
+		dir := t.TempDir()
+		ran := filepath.Join(dir, "ran")
+		posts = 0
+		a := &app{out: io.Discard, err: io.Discard}
+		o := gateFlags{out: dir, aa: c.aa, notify: s.URL, onRegression: `test -s "$SHADOWTAPE_REPORT" && echo "$SHADOWTAPE_VERDICT" >> ` + ran}
+		err := a.gated(o, experiment.Report{Verdict: c.verdict, Findings: []verdict.Finding{}, Base: "a", Candidate: "b"}, experiment.Sides{}, nil)
+		b, _ := os.ReadFile(ran)
+		if got := strings.Count(string(b), "regressed\n"); posts != c.calls || got != c.calls || len(b) != got*len("regressed\n") {
+			t.Errorf("%s, identical builds %v: posted %d times, the command ran %q; want %d", c.verdict, c.aa, posts, b, c.calls)
+		}
+		var exit *exitError
+		if want := map[verdict.State]int{verdict.Regressed: exitWorse, verdict.Invalid: exitInvalid, verdict.Inconclusive: exitInconclusive}[c.verdict]; want != 0 && (!errors.As(err, &exit) || exit.code != want) || want == 0 && err != nil {
+			t.Errorf("%s: %v, want exit %d", c.verdict, err, want)
+		}
+	}
+}
+
+// TestGateNightly: the nightly tier searches the highest rate within the SLO in each launch, and says it in its text, its comment and its JSON. A
+// server of two places whose tokens take three times as long carries less.
+func TestGateNightly(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped by -short: starts two servers")
+	}
+	path, dir := program(t), t.TempDir()
+	trace := filepath.Join(dir, "trace")
+	if code, _, errs := invoke("synth", "--arrival", "poisson", "--rate", "4", "--input", "16", "--output", "8", "--duration", "4s", "-o", trace); code != exitGood {
+		t.Fatal(errs)
+	}
+	file := func(name, slowdown string) string {
+		return write(t, filepath.Join(dir, name+".yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}", --max-num-seqs, "2", --slowdown, "decode=`+slowdown+`"]`+"\ndialect: sim\n")
+	}
+	ran, md, out := filepath.Join(dir, "ran"), filepath.Join(dir, "c.md"), filepath.Join(dir, "gate")
+	args := []string{"gate", "--tier", "nightly", "--base", file("main", "3"), "--candidate", file("pr", "12"), "--trace", trace, "--slo", "ttft=500ms", "--rate-step", "1s", "--pairs", "1", "--warm-up", "0", "--saturate", "8",
+		"--on-regression", "echo >" + ran, "--allow-invalid", "-o", out, "--md", md, "--json"}
+	code, text, errs := separately(t, path, nil, args...)
+	if code != exitInconclusive {
+		t.Fatalf("one launch a side: exit %d\n%s%s", code, text, errs)
+	}
+	documentedKeys(t, "launches", text)
+	var r experiment.Report
+	if err := json.Unmarshal([]byte(text), &r); err != nil || r.Base != "main" || r.Candidate != "pr" {
+		t.Errorf("%v, %q against %q", err, r.Candidate, r.Base)
+	}
+	found := false
+	for _, f := range r.Findings {
+		if f.Metric == "slo_rate" {
+			found = true
+			if !f.Base.Valid || !f.Candidate.Valid || f.Candidate.V >= f.Base.V || f.Unit != "requests/s" {
+				t.Errorf("%+v", f)
+			}
+		}
+	}
+	if !found {
+		t.Errorf("no slo_rate in\n%s", text)
+	}
+	if b, err := os.ReadFile(md); err != nil || !strings.Contains(string(b), "| highest rate within the SLO | ") || !strings.Contains(string(b), "`pr` against `main`") {
+		t.Errorf("%v\n%s", err, b)
+	}
+	var tried experiment.RateFound
+	if b, err := os.ReadFile(filepath.Join(out, "p01-base.rates.json")); err != nil || json.Unmarshal(b, &tried) != nil || len(tried.Tried) < 2 {
+		t.Errorf("what was tried: %v %+v", err, tried)
+	}
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("the command for a regression ran on one launch a side")
+	}
+}
+
 func TestBisectRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
@@ -142,8 +220,14 @@ func TestBisectRefuses(t *testing.T) {
 			t.Errorf("%s: exit %d: %s", name, code, errs)
 		}
 	}
-	if code, _, errs := invoke("bisect", "--good", "no-such-ref", "--deploy", "d", "--trace", "t", "-o", "x"); code != exitFailed || strings.Count(errs, "\n") > 2 {
-		t.Errorf("an unknown commit: exit %d: %s", code, errs)
+	for flag, args := range map[string][]string{"--good": {"--good", "no-such-ref"}, "--bad": {"--good", "HEAD", "--bad", "no-such-ref"}} {
+		code, _, errs := invoke(append([]string{"bisect", "--deploy", "d", "--trace", "t", "-o", "x"}, args...)...)
+		if code != exitFailed || !strings.HasPrefix(errs, "shadowtape: bisect: "+flag+` "no-such-ref" is no commit of `) || strings.Count(errs, "\n") != 2 {
+			t.Errorf("%s is an unknown commit: exit %d: %s", flag, code, errs)
+		}
+	}
+	if code, _, errs := invoke("bisect", "--good", "HEAD", "--bad", "HEAD", "--deploy", "d", "--trace", "t", "-o", "x"); code != exitUsage || !strings.Contains(errs, "are they swapped?") {
+		t.Errorf("no commit between: exit %d: %s", code, errs)
 	}
 }
 

@@ -20,7 +20,7 @@ const (
 	Skip Class = "skip"
 )
 
-// BisectOptions say how a bisection decides.
+// BisectOptions say how a commit is classified.
 type BisectOptions struct {
 	Metric   verdict.Metric
 	Odds     float64 // at which a commit is decided; 0: 99
@@ -88,68 +88,9 @@ func (e Ends) LogOdds(levels ...float64) float64 {
 	return sum
 }
 
-// Found is what a bisection has found.
-type Found struct {
-	Culprit string   // the first bad commit
-	Parent  string   // the commit before it
-	Unsure  []string // commits that could not be measured between Parent and Culprit: any of them may be it too
-	Classes map[string]Class
-	Runs    int
-}
-
-// Bisect finds the first bad of commits, which stand in order between a good one and a bad one: the last is known to be bad, and good,
-// before the first, to be good. Each commit is launched until the odds decide. A commit that is skipped is passed over for a neighbor.
-func Bisect(ctx context.Context, good string, commits []string, e Ends, o BisectOptions) (Found, error) {
-	if len(commits) == 0 {
-		return Found{}, errors.New("bisect: there is no commit between the ends")
-	}
-	f := Found{Classes: map[string]Class{good: Good, commits[len(commits)-1]: Bad}}
-	lo, hi := -1, len(commits)-1 // lo is good (−1 is good itself), hi is bad
-	for {
-		at := f.middle(commits, lo, hi)
-		if at < 0 {
-			break
-		}
-		c, err := f.classify(ctx, commits[at], e, o)
-		if err != nil {
-			return f, err
-		}
-		switch c {
-		case Good:
-			lo = at
-		case Bad:
-			hi = at
-		}
-	}
-	f.Culprit, f.Parent = commits[hi], good
-	if lo >= 0 {
-		f.Parent = commits[lo]
-	}
-	f.Unsure = append(f.Unsure, commits[lo+1:hi]...)
-	return f, nil
-}
-
-// middle is the commit nearest to the middle that was not looked at; −1 where none is left.
-func (f *Found) middle(commits []string, lo, hi int) int {
-	mid := (lo + hi) / 2
-	for d := 0; d <= hi-lo; d++ {
-		for _, at := range []int{mid - d, mid + d} {
-			if at > lo && at < hi && f.Classes[commits[at]] == "" {
-				return at
-			}
-		}
-	}
-	return -1
-}
-
-// Classify says which end one commit is of, as Bisect does of each.
+// Classify says which end a commit is of: it is launched until its levels decide at the odds wanted. A commit that cannot be measured, or whose
+// launches do not decide, is Skip; any other error of Launch is returned.
 func Classify(ctx context.Context, commit string, e Ends, o BisectOptions) (Class, error) {
-	f := Found{Classes: map[string]Class{}}
-	return f.classify(ctx, commit, e, o)
-}
-
-// classify launches a commit until its levels decide.
-func (f *Found) classify(ctx context.Context, commit string, e Ends, o BisectOptions) (Class, error) {
 	o.Odds, o.Launches = cmp.Or(o.Odds, 99), cmp.Or(o.Launches, 8)
 	odds, n := 0.0, 0
 	c := Skip
@@ -165,7 +106,6 @@ func (f *Found) classify(ctx context.Context, commit string, e Ends, o BisectOpt
 			return Skip, fmt.Errorf("bisect %s: %w", commit, err)
 		}
 		n++
-		f.Runs++
 		if odds += e.LogOdds(v); math.Abs(odds) >= math.Log(o.Odds) {
 			c = Good
 			if odds > 0 {
@@ -174,7 +114,6 @@ func (f *Found) classify(ctx context.Context, commit string, e Ends, o BisectOpt
 			break
 		}
 	}
-	f.Classes[commit] = c
 	if o.Told != nil {
 		o.Told(commit, c, n, math.Exp(min(math.Abs(odds), 50)))
 	}

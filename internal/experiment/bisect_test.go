@@ -6,43 +6,48 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
 )
 
-// history of n commits whose level jumps with the culprit.
-func commits(n int) (all []string) {
-	for i := range n {
-		all = append(all, fmt.Sprintf("c%02d", i))
-	}
-	return all
-}
-
-func TestBisectFindsTheCulprit(t *testing.T) {
+// TestClassifyFindsTheCulprit: in a line of 32 commits whose level jumps with one of them by three deviations of a launch, halving finds it nearly always,
+// as git does it.
+func TestClassifyFindsTheCulprit(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	right, launches := 0, 0
-	const trials = 400
-	e := Ends{Good: 0, Bad: 0.06, SD: 0.02} // a gap of three deviations of a launch
+	const trials, commits = 400, 32
+	e := Ends{Good: 0, Bad: 0.06, SD: 0.02}
 	for range trials {
-		all := commits(32)
-		culprit := r.IntN(len(all))
-		found, err := Bisect(context.Background(), "good", all, e, BisectOptions{Launch: func(_ context.Context, c string) (float64, error) {
-			level := 0.0
-			if slices.Index(all, c) >= culprit {
-				level = 0.06
+		culprit := r.IntN(commits)
+		lo, hi := -1, commits-1 // good and bad
+		told := true
+		for told && hi-lo > 1 {
+			mid := (lo + hi) / 2
+			c, err := Classify(context.Background(), fmt.Sprint(mid), e, BisectOptions{Launch: func(context.Context, string) (float64, error) {
+				launches++
+				level := 0.0
+				if mid >= culprit {
+					level = e.Bad
+				}
+				return level + e.SD*r.NormFloat64(), nil
+			}})
+			if err != nil {
+				t.Fatal(err)
 			}
-			return level + 0.02*r.NormFloat64(), nil
-		}})
-		if err != nil {
-			t.Fatal(err)
+			switch c {
+			case Good:
+				lo = mid
+			case Bad:
+				hi = mid
+			default: // a search has to pass it over, and may not find the culprit
+				told = false
+			}
 		}
-		if found.Culprit == all[culprit] && len(found.Unsure) == 0 {
+		if told && hi == culprit {
 			right++
 		}
-		launches += found.Runs
 	}
 	if right < trials*95/100 {
 		t.Errorf("the culprit is found in %d of %d", right, trials)
@@ -52,29 +57,23 @@ func TestBisectFindsTheCulprit(t *testing.T) {
 	}
 }
 
-func TestBisectSkips(t *testing.T) {
-	all := commits(9)
-	broken := []string{"c03", "c04"}
-	found, err := Bisect(context.Background(), "good", all, Ends{0, 1, 0.1}, BisectOptions{Launch: func(_ context.Context, c string) (float64, error) {
-		if slices.Contains(broken, c) {
-			return 0, fmt.Errorf("build: %w", ErrSkip)
-		}
-		if c >= "c05" {
-			return 1, nil
-		}
-		return 0, nil
-	}})
-	if err != nil || found.Culprit != "c05" || found.Parent != "c02" || !slices.Equal(found.Unsure, broken) {
-		t.Errorf("%v %+v", err, found)
+func TestClassifySkips(t *testing.T) {
+	launches := 0
+	of := func(v float64, err error) (Class, error) {
+		launches = 0
+		return Classify(context.Background(), "c", Ends{0, 1, 0.1}, BisectOptions{Launch: func(context.Context, string) (float64, error) {
+			launches++
+			return v, err
+		}})
 	}
-	if _, err := Bisect(context.Background(), "good", all, Ends{0, 1, 0.1}, BisectOptions{Launch: func(context.Context, string) (float64, error) { return 0, errors.New("disk full") }}); err == nil {
+	if c, err := of(0, fmt.Errorf("build: %w", ErrSkip)); c != Skip || err != nil || launches != 1 {
+		t.Errorf("a build that fails: %s %v after %d launches", c, err, launches)
+	}
+	if c, err := of(0.5, nil); c != Skip || err != nil || launches != 8 {
+		t.Errorf("launches in the middle: %s %v after %d launches", c, err, launches)
+	}
+	if _, err := of(0, errors.New("disk full")); err == nil {
 		t.Error("an error is taken for a class")
-	}
-	if found, err := Bisect(context.Background(), "good", all[:1], Ends{0, 1, 0.1}, BisectOptions{}); err != nil || found.Culprit != "c00" || found.Parent != "good" {
-		t.Errorf("one commit: %v %+v", err, found)
-	}
-	if _, err := Bisect(context.Background(), "good", nil, Ends{0, 1, 0.1}, BisectOptions{}); err == nil {
-		t.Error("no commit is bisected")
 	}
 }
 

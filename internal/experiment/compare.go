@@ -65,6 +65,8 @@ type CompareOptions struct {
 	AllowInvalid bool    // take invalid runs as they are
 	Policy       Policy
 	FalseAlarms  string // of this gate on identical builds, for the footer
+	Base         string // names of the sides for people; "": the labels of their runs
+	Candidate    string
 }
 
 // Compare judges runs that exist: base[i] and candidate[i] are a pair.
@@ -111,7 +113,7 @@ func newReport(base, candidate []*Measured, o CompareOptions) (r Report, a, b []
 			return r, nil, nil, err
 		}
 	}
-	r.Base, r.Candidate = names(base), names(candidate)
+	r.Base, r.Candidate = cmp.Or(o.Base, names(base)), cmp.Or(o.Candidate, names(candidate))
 	r.Differences = environmentDifferences(base[0].Manifest, candidate[0].Manifest)
 	if len(base) != len(candidate) {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("%d base and %d candidate runs: the first %d of each are pairs, the others are left out", len(base), len(candidate), min(len(base), len(candidate))))
@@ -150,7 +152,7 @@ func newReport(base, candidate []*Measured, o CompareOptions) (r Report, a, b []
 		}
 	}
 	if len(r.Again) > 0 && o.AllowInvalid {
-		r.Warnings = append(r.Warnings, "invalid runs are taken as they are")
+		r.tookInvalid()
 	}
 	if least < int64(few) {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("%d requests in the smallest run, below %d: figures of slow requests are coarse", least, few))
@@ -158,8 +160,21 @@ func newReport(base, candidate []*Measured, o CompareOptions) (r Report, a, b []
 	return r, a, b, nil
 }
 
+// tookInvalid says that invalid runs count as they are: nothing has to be made again for it.
+func (r *Report) tookInvalid() {
+	r.Again = r.Again[:0]
+	r.Warnings = append(r.Warnings, "invalid runs are taken as they are")
+}
+
 // judge gives the report its verdict and what to do next.
 func (r *Report) judge() {
+	if r.Pairs == 1 && r.Method != againstBaseline {
+		for i := range r.Findings {
+			if f := &r.Findings[i]; f.Gated && f.State == verdict.Regressed {
+				f.State, f.Why = verdict.Inconclusive, "it looks worse, but one launch a side informs and decides nothing: launches of one build differ too"
+			}
+		}
+	}
 	r.Verdict = verdict.Overall(r.Findings)
 	r.explain()
 	if len(r.Again) > 0 && r.Verdict == verdict.Inconclusive {

@@ -190,7 +190,7 @@ func GateAlone(ctx context.Context, launch Launch, o GateOptions) (Report, Sides
 		past = o.PastOf(g.candidate[0])
 	}
 	r := Report{Schema: 1, Method: againstBaseline, Verdict: verdict.Inconclusive, Findings: []verdict.Finding{}, Runs: []RunRow{}, Differences: []Difference{}, Explanation: []string{},
-		Again: []string{}, Warnings: []string{}, Next: []string{}, FalseAlarms: o.Compare.FalseAlarms, Base: "history", Candidate: names(g.candidate), Alpha: verdict.AloneAlpha}
+		Again: []string{}, Warnings: []string{}, Next: []string{}, FalseAlarms: o.Compare.FalseAlarms, Base: "history", Candidate: cmp.Or(o.Compare.Candidate, names(g.candidate)), Alpha: verdict.AloneAlpha}
 	var runs []*verdict.Run
 	for i, m := range g.candidate {
 		r.Runs = append(r.Runs, RunRow{Label: m.Run.Label, Where: m.Where, Arm: string(Candidate), Pair: i + 1, Valid: len(m.Invalid) == 0, Invalid: m.Invalid, Requests: m.Summary.Requests.Sent})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/experiment/history"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
 )
 
@@ -159,6 +160,13 @@ func TestGateMakesInvalidLaunchesAgain(t *testing.T) {
 	if err != nil || r.Verdict != verdict.Invalid || len(r.Again) == 0 {
 		t.Errorf("a host that throttles: %v %s", err, r.Verdict)
 	}
+	b = newLab(1)
+	b.spoil = func(l Leg, m *Measured) { m.Invalid = []string{"throttled"} }
+	o := b.options()
+	o.Compare.AllowInvalid, o.MaxPairs, o.Compare.Past = true, 2, nil
+	if r, _, err = Gate(context.Background(), b.launch, o); err != nil || r.Verdict != verdict.Inconclusive || len(r.Again) != 0 || len(r.Warnings) == 0 {
+		t.Errorf("accepted all the same: %v %s %v %v", err, r.Verdict, r.Again, r.Warnings)
+	}
 	b = newLab(1.2)
 	b.spoil = func(l Leg, m *Measured) {
 		if l.Arm == Candidate {
@@ -197,6 +205,62 @@ func TestGateResumesAndIsInterrupted(t *testing.T) {
 		return nil, errors.New("it ended before it was healthy")
 	}, b.options()); err == nil || !strings.Contains(err.Error(), "pair 1, base") {
 		t.Errorf("a server that does not start: %v", err)
+	}
+}
+
+// One launch a side informs: whatever it looks like, by the test or by a classic rule, it calls nothing worse.
+func TestOnePairInforms(t *testing.T) {
+	for _, policy := range []Policy{{}, {"threshold", 0.03}} {
+		for _, known := range []bool{true, false} {
+			b := newLab(2)
+			o := b.options()
+			if o.MaxPairs, o.Compare.Policy = 1, policy; !known {
+				o.Compare.Past = nil
+			}
+			r, _, err := Gate(context.Background(), b.launch, o)
+			if err != nil || r.Pairs != 1 || r.Verdict != verdict.Inconclusive || len(r.Next) == 0 {
+				t.Errorf("policy %q, a history %v: %v %s after %d pairs, next %v", policy, known, err, r.Verdict, r.Pairs, r.Next)
+			}
+		}
+	}
+}
+
+// The footer's record of the gate on identical builds counts gates that could have been wrong, and says what the last one could see.
+func TestFalseAlarmText(t *testing.T) {
+	dir := t.TempDir()
+	keep := func(pairs int) {
+		t.Helper()
+		b := newLab(1)
+		o := b.options()
+		o.MaxPairs = pairs
+		r, sides, err := Gate(context.Background(), b.launch, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		records, err := sides.Records(r, nil, Origin{}, true, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := history.Append(dir, records...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text := func() string {
+		t.Helper()
+		db, err := history.Load(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return FalseAlarmText(db)
+	}
+	keep(1)
+	if s := text(); s != "" {
+		t.Errorf("a pair alone is a trial: %s", s)
+	}
+	keep(8)
+	keep(8)
+	if s := text(); !strings.HasPrefix(s, "0 false alarms in 2 (0.0 %, 95 % interval 0.0 to ") || !strings.Contains(s, "; the last one's ") || !strings.Contains(s, " could see ttft ") {
+		t.Error(s)
 	}
 }
 
@@ -315,7 +379,7 @@ func TestPolicies(t *testing.T) {
 			t.Fatalf("%s: %v %v", text, p, err)
 		}
 		o.Compare.Policy = p
-		r, err := Compare([]*Measured{fake("a", 1)}, []*Measured{fake("b", c.slower)}, o.Compare)
+		r, err := Compare([]*Measured{fake("a", 1), fake("a", 1)}, []*Measured{fake("b", c.slower), fake("b", c.slower)}, o.Compare)
 		if err != nil || r.Verdict != c.want || !strings.Contains(r.PolicyNote, "A/A") {
 			t.Errorf("%s at %v: %v %s %q", text, c.slower, err, r.Verdict, r.PolicyNote)
 		}

@@ -43,13 +43,16 @@ func (r *Report) Markdown(w io.Writer) error {
 	}
 	fmt.Fprintf(b, "\n| metric | base | candidate | change | interval | verdict | could have seen |\n|---|--:|--:|--:|:-:|---|--:|\n")
 	for _, f := range r.Findings {
-		if !f.Gated && (!f.WorthALook || f.Better == "") {
+		asked := f.Metric == "slo_rate" // searched because somebody wanted to know
+		if !f.Gated && !asked && (!f.WorthALook || f.Better == "") {
 			continue
 		}
 		note := string(f.State)
 		switch {
-		case !f.Gated:
+		case !f.Gated && f.WorthALook:
 			note = "worth a look"
+		case !f.Gated:
+			note = "no sure change; does not gate"
 		case f.State == verdict.Unchanged && f.WithinPct.Valid:
 			note = fmt.Sprintf("unchanged within %.1f %s", f.WithinPct.V, per(f))
 		case f.State == verdict.Inconclusive && f.MorePairs.Valid && f.MorePairs.V > 0:
@@ -57,7 +60,7 @@ func (r *Report) Markdown(w io.Writer) error {
 		}
 		mark := marks[f.State]
 		if !f.Gated {
-			mark = "👀"
+			mark = map[bool]string{true: "👀", false: "•"}[f.WorthALook]
 		}
 		fmt.Fprintf(b, "| %s | %s | %s | **%s** | %s | %s %s | %s |\n", describe(f), number(f.Base, f), number(f.Candidate, f), change(f), interval(f), mark, note, detectable(f))
 	}

@@ -84,6 +84,7 @@ func (m *Measured) id() string {
 // Origin says where a run comes from.
 type Origin struct {
 	Commit, Branch, Team string
+	Against              string // of a gate: the base's commit
 }
 
 // RecordOf makes a run's record. slow is the series' slow set; nil leaves the slow metrics' levels to the run's own.
@@ -210,6 +211,9 @@ func pairRecord(a, b *Measured, slow []int) history.Record {
 	return r
 }
 
+// fewestTested is how many pairs can call a metric worse whatever the history holds; fewer can where they have decided something.
+const fewestTested = 5
+
 // Records are what a gate leaves in a history: its verdict; with runs also the launches, of identical builds both sides and their
 // differences, else the candidate's where it is not worse: so the history moves by itself only where all is well.
 func (s Sides) Records(r Report, db *history.DB, o Origin, aa, runs bool) ([]history.Record, error) {
@@ -217,10 +221,14 @@ func (s Sides) Records(r Report, db *history.DB, o Origin, aa, runs bool) ([]his
 	if len(all) == 0 {
 		return nil, nil
 	}
-	verdicts := history.Record{Kind: history.GateKind, At: time.Now().UTC(), Series: all[0].KeyOf().ID(), AA: aa, Verdict: string(r.Verdict), States: map[string]string{}, Commit: o.Commit, Branch: o.Branch}
+	verdicts := history.Record{Kind: history.GateKind, At: time.Now().UTC(), Series: all[0].KeyOf().ID(), AA: aa, Verdict: string(r.Verdict), States: map[string]string{}, Detectable: map[string]float64{}, Pairs: r.Pairs, Tested: r.Pairs >= fewestTested, Commit: o.Commit, Against: o.Against, Branch: o.Branch}
 	for _, f := range r.Findings {
 		if f.Gated {
 			verdicts.States[f.Metric] = string(f.State)
+			verdicts.Tested = verdicts.Tested || r.Pairs > 1 && f.State != verdict.Inconclusive
+			if f.DetectablePct.Valid {
+				verdicts.Detectable[f.Metric] = f.DetectablePct.V
+			}
 		}
 	}
 	out := []history.Record{verdicts}
@@ -358,6 +366,9 @@ func CompareBaseline(b history.Baseline, path string, candidate []*Measured, o C
 		}
 		runs = append(runs, m.Run)
 	}
+	if len(r.Again) > 0 && o.AllowInvalid {
+		r.tookInvalid()
+	}
 	if len(runs) == 0 {
 		r.Verdict = verdict.Invalid
 		r.next()
@@ -393,12 +404,22 @@ func FalseAlarmText(db *history.DB) string {
 	if db == nil {
 		return ""
 	}
-	wrong, all := db.FalseAlarms()
+	wrong, all, last := db.FalseAlarms()
 	if all == 0 {
 		return ""
 	}
 	lo, hi := stats.BinomialInterval(wrong, all, 0.95)
-	return fmt.Sprintf("%d false alarms in %d (%.1f %%, 95 %% interval %.1f to %.1f %%)", wrong, all, 100*float64(wrong)/float64(all), 100*lo, 100*hi)
+	text := fmt.Sprintf("%d false alarms in %d (%.1f %%, 95 %% interval %.1f to %.1f %%)", wrong, all, 100*float64(wrong)/float64(all), 100*lo, 100*hi)
+	var see []string
+	for _, m := range verdict.Defaults() {
+		if v, ok := last.Detectable[m.Name]; ok {
+			see = append(see, fmt.Sprintf("%s %.1f %s", m.Name, v, per(verdict.Finding{Unit: m.Unit})))
+		}
+	}
+	if len(see) > 0 {
+		text += fmt.Sprintf("; the last one's %s could see %s", count(last.Pairs, "pair"), strings.Join(see, ", "))
+	}
+	return text
 }
 
 // Level is a level of a metric for people, in its unit.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A toy repository of ten commits whose server is the simulator; the seventh makes the time between tokens three times as long, and the
-# fourth does not build. Bisect finds the seventh. Takes a few minutes; everything is made under $WORK (default: a temporary directory).
+# fourth does not build. Bisect has git find the seventh. Takes a few minutes; everything is made under $WORK (default: a temporary directory).
 set -euo pipefail
 tape=$(realpath "${SHADOWTAPE:-bin/shadowtape}")
 csv=$(realpath "$(dirname "$0")/../traces/azure-conv-25s.csv")
@@ -23,11 +23,4 @@ YAML
   git commit -qm "change $i"
 done
 "$tape" import azure-llm "$csv" -o "$work/trace" --force >/dev/null
-flags=(--good HEAD~9 --bad HEAD --build "sh build.sh" --deploy deploy.yaml --trace "$work/trace" --duration 4s --warm-up 10 --metric tpot "$@" -o "$work/out")
-if [ "${GIT:-}" = 1 ]; then # git searches
-  "$tape" bisect --ends "${flags[@]}"
-  git bisect start HEAD HEAD~9
-  git bisect run "$tape" bisect --step -o "$work/out"
-else
-  "$tape" bisect "${flags[@]}"
-fi
+"$tape" bisect --good HEAD~9 --bad HEAD --build "sh build.sh" --deploy deploy.yaml --trace "$work/trace" --duration 4s --warm-up 10 --metric tpot "$@" -o "$work/out"

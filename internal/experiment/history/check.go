@@ -25,7 +25,8 @@ type Alert struct {
 	WentAway  bool    `json:"went_away"`
 	Accepted  bool    `json:"accepted"`
 	Reason    string  `json:"reason,omitempty"`
-	Confirmed bool    `json:"confirmed"` // two nights more than the smallest segment have kept the new level
+	Confirmed bool    `json:"confirmed"`      // two nights more than the smallest segment have kept the new level, or a gate of the two commits has seen it
+	Gate      string  `json:"gate,omitempty"` // what a gate of FirstBad against LastGood said of the metric: its state, with the number of pairs
 	Text      string  `json:"text"`
 }
 
@@ -58,7 +59,8 @@ func (db *DB) Check(metrics []verdict.Metric) []Alert {
 			for _, c := range changes {
 				a := Alert{Series: s.ID, Team: s.Team, Metric: m.Name, Kind: "change", Worse: c.Worse, ShiftPct: shift(m, c.After-c.Before), Since: c.Day, LastGood: c.LastGood, FirstBad: c.FirstBad,
 					P: c.P, WentAway: c.WentAway, Accepted: c.Accepted, Reason: c.Reason, Confirmed: len(nights)-c.At >= confirmedAfter}
-				a.Text = a.describe()
+				seen := db.sideBySide(&a)
+				a.Text = a.describe(m, seen)
 				if a.Open() {
 					open = append(open, a)
 				} else {
@@ -72,7 +74,7 @@ func (db *DB) Check(metrics []verdict.Metric) []Alert {
 			}
 			if d := s.Drift(m); (d.Past || d.CUSUM) && !stepped(d.Worse) {
 				a := Alert{Series: s.ID, Team: s.Team, Metric: m.Name, Kind: "drift", Worse: d.Worse, ShiftPct: shift(m, d.Now-d.Anchor), Since: d.Since, Confirmed: d.Past && d.CUSUM}
-				a.Text = a.describe()
+				a.Text = a.describe(m, unseen)
 				if a.Open() {
 					open = append(open, a)
 				} else {
@@ -84,13 +86,59 @@ func (db *DB) Check(metrics []verdict.Metric) []Alert {
 	return append(open, rest...)
 }
 
-func (a Alert) describe() string {
+// sight is what a gate of the commits on both sides of a change has seen.
+type sight int
+
+const (
+	unseen sight = iota // there was none, or it could not say
+	agrees
+	alike // no such change: it is not the commit's
+)
+
+// sideBySide looks for a gate whose base was the commit before the change and whose candidate the one after: launched in turns, they tell what
+// the code changed from what else was new that night. The last one counts.
+func (db *DB) sideBySide(a *Alert) sight {
+	seen := unseen
+	if a.FirstBad == "" || a.LastGood == "" || a.FirstBad == a.LastGood {
+		return seen
+	}
+	for _, r := range db.Records {
+		if r.Kind != GateKind || r.AA || r.Series != a.Series || !sameCommit(r.Commit, a.FirstBad) || !sameCommit(r.Against, a.LastGood) {
+			continue
+		}
+		changed := verdict.Improved
+		if a.Worse {
+			changed = verdict.Regressed
+		}
+		switch state := verdict.State(r.States[a.Metric]); state {
+		case changed:
+			seen = agrees
+			a.Confirmed = true
+		case verdict.Unchanged, verdict.Small, verdict.Improved, verdict.Regressed:
+			seen = alike
+		default:
+			continue
+		}
+		a.Gate = fmt.Sprintf("%s, %d pairs", r.States[a.Metric], r.Pairs)
+	}
+	return seen
+}
+
+// sameCommit compares commits of which one may be shortened.
+func sameCommit(a, b string) bool {
+	if len(a) > len(b) {
+		a, b = b, a
+	}
+	return a == b || len(a) >= 7 && strings.HasPrefix(b, a)
+}
+
+func (a Alert) describe(m verdict.Metric, seen sight) string {
 	word := "better"
 	if a.Worse {
 		word = "worse"
 	}
 	unit := "%"
-	if strings.HasSuffix(a.Metric, "_rate") || strings.HasSuffix(a.Metric, "_attainment") {
+	if m.Kind == verdict.Share {
 		unit = "pt"
 	}
 	t := fmt.Sprintf("%s %+.1f %s, %s", a.Metric, a.ShiftPct, unit, word)
@@ -112,6 +160,12 @@ func (a Alert) describe() string {
 		t += ", accepted: " + a.Reason
 	case a.WentAway:
 		t += ", and went away"
+	case seen == agrees:
+		t += ", confirmed side by side (" + a.Gate + ")"
+	case seen == alike:
+		t += ", but side by side the commits are alike (" + a.Gate + "): the host or what runs on it, not the code"
+	case !a.Confirmed && a.LastGood != "" && a.FirstBad != a.LastGood:
+		t += fmt.Sprintf(", to be confirmed by the next nights or side by side (gate --base-commit %s --commit %s)", a.LastGood, a.FirstBad)
 	case !a.Confirmed:
 		t += ", to be confirmed by the next nights"
 	}

@@ -143,6 +143,41 @@ func TestStepIsFoundWithItsCommitsAndAccepted(t *testing.T) {
 	}
 }
 
+// A change is confirmed, or found to be no change of the code, by a gate of the two commits side by side.
+func TestSideBySide(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		gate      Record
+		confirmed bool
+		says      string
+	}{
+		{"none", Record{Kind: RunKind}, false, "gate --base-commit c019aaa --commit c020aaa"},
+		{"it agrees", Record{Commit: "c020aaabbb", Against: "c019aaa", States: map[string]string{"tpot": "regressed"}, Pairs: 5}, true, "confirmed side by side (regressed, 5 pairs)"},
+		{"it does not", Record{Commit: "c020aaa", Against: "c019aaa", States: map[string]string{"tpot": "unchanged"}, Pairs: 8}, false, "not the code"},
+		{"it cannot say", Record{Commit: "c020aaa", Against: "c019aaa", States: map[string]string{"tpot": "inconclusive"}, Pairs: 8}, false, "to be confirmed"},
+		{"of other commits", Record{Commit: "c020aaa", Against: "c018aaa", States: map[string]string{"tpot": "regressed"}, Pairs: 5}, false, "to be confirmed"},
+		{"of identical builds", Record{Commit: "c020aaa", Against: "c019aaa", AA: true, States: map[string]string{"tpot": "regressed"}, Pairs: 5}, false, "to be confirmed"},
+	} {
+		db := memory(rand.New(rand.NewPCG(2, 2)), 24, 0.01, func(n int) float64 {
+			if n >= 20 {
+				return 0.08
+			}
+			return 0
+		})
+		for i := range db.Records {
+			db.Records[i].Commit += "aaa"
+		}
+		if c.gate.Kind == "" {
+			c.gate.Kind, c.gate.Series = GateKind, key.ID()
+			db.Records = append(db.Records, c.gate)
+		}
+		alerts := db.Check([]verdict.Metric{tpot})
+		if len(alerts) != 1 || !alerts[0].Open() || alerts[0].Confirmed != c.confirmed || !strings.Contains(alerts[0].Text, c.says) {
+			t.Errorf("%s: %+v", c.name, alerts)
+		}
+	}
+}
+
 func TestWentAway(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	db, _ := database(t, r, 40, 0.01, func(n int) float64 {

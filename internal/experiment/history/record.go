@@ -107,10 +107,14 @@ type Record struct {
 	Who    string   `json:"who,omitempty"`
 	Runs   []string `json:"runs,omitempty"`
 
-	// Of a gate's verdict.
-	AA      bool              `json:"aa,omitempty"`
-	Verdict string            `json:"verdict,omitempty"`
-	States  map[string]string `json:"states,omitempty"`
+	// Of a gate's verdict; Commit is the candidate's.
+	AA         bool               `json:"aa,omitempty"`
+	Against    string             `json:"against,omitempty"` // the base's commit
+	Pairs      int                `json:"pairs,omitempty"`
+	Tested     bool               `json:"tested,omitempty"` // the pairs sufficed to call a metric worse
+	Verdict    string             `json:"verdict,omitempty"`
+	States     map[string]string  `json:"states,omitempty"`
+	Detectable map[string]float64 `json:"detectable_pct,omitempty"` // by gated metric: the change that the pairs find with 80 % power
 }
 
 // Night is the day a record belongs to: the one on which a night from noon to noon (UTC) begins.

@@ -294,15 +294,18 @@ func (s *Series) Drift(m verdict.Metric) Drift {
 	return d
 }
 
-// FalseAlarms counts the gates that were run on identical builds and those whose verdict was wrong.
-func (db *DB) FalseAlarms() (wrong, all int) {
-	for _, r := range db.Records {
-		if r.Kind == GateKind && r.AA && r.Verdict != string(verdict.Invalid) {
+// FalseAlarms counts the gates that were run on identical builds and those whose verdict was wrong. A gate whose pairs could not have called
+// anything worse, such as a nightly A/A pair alone, is no trial. last is the latest of them; nil where there is none.
+func (db *DB) FalseAlarms() (wrong, all int, last *Record) {
+	for i := range db.Records {
+		r := &db.Records[i]
+		if r.Kind == GateKind && r.AA && r.Tested && r.Verdict != string(verdict.Invalid) {
 			all++
+			last = r
 			if r.Verdict == string(verdict.Regressed) {
 				wrong++
 			}
 		}
 	}
-	return wrong, all
+	return wrong, all, last
 }
