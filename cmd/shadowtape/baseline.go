@@ -62,7 +62,7 @@ nights and the deviation of A/A pairs. diff --baseline refuses runs of another w
 				return withHint(fmt.Errorf("save baseline %s: %w", o.out, fs.ErrExist), "--force replaces it")
 			}
 			j := judgeFlags{db: o.db, window: o.window}
-			g, err := j.resolve()
+			g, err := j.resolve(a, "baseline save")
 			if err != nil {
 				return err
 			}
@@ -72,7 +72,7 @@ nights and the deviation of A/A pairs. diff --baseline refuses runs of another w
 			}
 			b, err := experiment.BaselineOf(runs, g.db, experiment.Origin(o.origin), g.window)
 			if err != nil {
-				return err
+				return hintIncomparable(err, "a baseline is of one workload, model, machine and set of engine flags")
 			}
 			if err := history.WriteBaseline(o.out, b); err != nil {
 				return err

@@ -220,11 +220,13 @@ func (b *bisection) told(commit string, c experiment.Class, n int, odds float64)
 // pairs launches two commits in pairs and returns the finding.
 func (b *bisection) pairs(ctx context.Context, name, base, candidate string) (experiment.Sides, verdict.Finding, error) {
 	x, y := b.tree(ctx, base), b.tree(ctx, candidate)
-	if err := errors.Join(x.err, y.err); err != nil {
-		return experiment.Sides{}, verdict.Finding{}, err
+	for _, t := range []*tree{x, y} {
+		if t.err != nil {
+			return experiment.Sides{}, verdict.Finding{}, withHint(fmt.Errorf("bisect: %s cannot be launched: %w", strings.TrimPrefix(filepath.Base(t.dir), "tree-"), t.err), "both ends have to build and start")
+		}
 	}
 	live := b.live(filepath.Join(b.o.out, name+"-"+short(base)+"-"+short(candidate)), x.file, y.file)
-	if _, err := live.Claim(x.path, y.path); err != nil { // what is there of these two commits and these options is used again
+	if _, err := live.Claim(x.path, y.path, false); err != nil { // what is there of these two commits and these options is used again
 		return experiment.Sides{}, verdict.Finding{}, withHint(err, "another -o, or the same options")
 	}
 	r, sides, err := experiment.Gate(ctx, live.Launch, experiment.GateOptions{
@@ -258,7 +260,7 @@ func (b *bisection) launch(ctx context.Context, commit string) (float64, error) 
 		return 0, fmt.Errorf("%w: %w", experiment.ErrSkip, t.err)
 	}
 	live := b.live(filepath.Join(b.o.out, "commit-"+short(commit)), t.file, t.file)
-	if _, err := live.Claim(t.path, t.path); err != nil {
+	if _, err := live.Claim(t.path, t.path, false); err != nil {
 		return 0, err
 	}
 	for range 3 {
@@ -319,6 +321,10 @@ func (b *bisection) tree(ctx context.Context, commit string) *tree {
 		}
 	}
 	t.path = filepath.Join(t.dir, b.o.file)
+	if _, err := os.Stat(t.path); err != nil {
+		t.err = fmt.Errorf("it has no %s", b.o.file)
+		return t
+	}
 	t.file, t.err = deploy.Load(t.path, nil)
 	return t
 }

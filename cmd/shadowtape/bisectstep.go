@@ -72,7 +72,11 @@ func (a *app) bisectStep(ctx context.Context, out string) error {
 	case errors.Is(err, context.Canceled):
 		return exitWith(exitInterrupted, errors.New("bisect interrupted: runs are kept"), "")
 	case err != nil:
-		return exitWith(stepAbort, err, "")
+		hint := ""
+		if e := (*exitError)(nil); errors.As(err, &e) {
+			hint = e.hint
+		}
+		return exitWith(stepAbort, err, hint)
 	}
 	return exitWith(map[experiment.Class]int{experiment.Good: stepGood, experiment.Bad: stepBad, experiment.Skip: stepSkip}[class], nil, "")
 }

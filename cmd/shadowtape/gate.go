@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"os/exec"
@@ -133,8 +134,22 @@ func (o *gateFlags) check() error {
 	if o.record && o.judge.db == "" {
 		bad("--record needs --db")
 	}
-	if !(o.speed > 0) || o.budget < 0 || o.duration < 0 || o.maxRequests < 0 || o.pairs < 0 || o.warmUp < -1 || o.saturate < 0 || o.each < 0 || o.rateStep < 0 {
-		bad("a speed that is not positive, or a negative number")
+	if !(o.speed > 0) || math.IsInf(o.speed, 0) {
+		bad("--speed is a positive number, not %v", o.speed)
+	}
+	if o.warmUp < -1 {
+		bad("--warm-up is a number of requests, or -1, not %d", o.warmUp)
+	}
+	for _, v := range []struct {
+		name  string
+		value int64
+	}{{"--budget", int64(o.budget)}, {"--duration", int64(o.duration)}, {"--max-requests", o.maxRequests}, {"--pairs", int64(o.pairs)}, {"--saturate", int64(o.saturate)}, {"--launch-time", int64(o.each)}, {"--rate-step", int64(o.rateStep)}} {
+		if v.value < 0 {
+			bad("%s is negative", v.name)
+		}
+	}
+	if o.notify != "" && !experiment.IsURL(o.notify) {
+		bad("--notify is no http or https URL")
 	}
 	return errors.Join(errs...)
 }
@@ -143,9 +158,12 @@ func (a *app) gate(c *cobra.Command, o gateFlags) (err error) {
 	if err := o.check(); err != nil {
 		return usageError(err, "shadowtape gate --help")
 	}
-	g, err := o.judge.resolve()
+	g, err := o.judge.resolve(a, "gate")
 	if err != nil {
 		return err
+	}
+	if o.tier == "pr" && g.db == nil {
+		return withHint(fmt.Errorf("gate --tier pr: read history %s: %w: there is nothing to compare with", o.judge.db, history.ErrEmpty), "shadowtape gate --aa --record makes one; --tier nightly needs none")
 	}
 	trace, err := formats.Open(o.trace)
 	if err != nil {
@@ -168,7 +186,7 @@ func (a *app) gate(c *cobra.Command, o gateFlags) (err error) {
 	if o.each == 0 {
 		o.each = span + time.Minute + live.Expected() + experiment.RateSteps*live.Rates.Step
 	}
-	resumed, err := live.Claim(o.base, o.candidate)
+	resumed, err := live.Claim(o.base, o.candidate, o.plan)
 	if err != nil {
 		return withHint(err, "another -o, or the same files and options")
 	}

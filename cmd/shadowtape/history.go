@@ -45,10 +45,25 @@ func (a *app) loadHistory(dir string) (*history.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, w := range db.Warnings {
-		fmt.Fprintf(a.err, "warning: %s\n", w)
-	}
+	a.warnHistory(db)
 	return db, nil
+}
+
+// mostWarnings is how many lines of a history that cannot be read are named.
+const mostWarnings = 3
+
+// warnHistory says what of a history could not be read; nil is no history.
+func (a *app) warnHistory(db *history.DB) {
+	if db == nil {
+		return
+	}
+	for i, w := range db.Warnings {
+		if i == mostWarnings {
+			fmt.Fprintf(a.err, "warning: … and %d more such lines\n", len(db.Warnings)-i)
+			return
+		}
+		fmt.Fprintf(a.err, "warning: history: %s\n", w)
+	}
 }
 
 func historyAdd(a *app, dir *string) *cobra.Command {
@@ -66,7 +81,7 @@ func historyAdd(a *app, dir *string) *cobra.Command {
 		Args: minArgs("runs"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			j := judgeFlags{db: *dir, slo: o.slo}
-			g, err := j.resolve()
+			g, err := j.resolve(a, "history add")
 			if err != nil {
 				return err
 			}
@@ -76,7 +91,7 @@ func historyAdd(a *app, dir *string) *cobra.Command {
 			}
 			records, err := experiment.Remember(runs, g.db, experiment.Origin(o.origin), o.aa)
 			if err != nil {
-				return err
+				return hintIncomparable(err, "")
 			}
 			if err := history.Append(*dir, records...); err != nil {
 				return err

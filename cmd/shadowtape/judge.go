@@ -79,9 +79,9 @@ type judging struct {
 	window  time.Duration
 }
 
-// resolve reads what the flags name.
-func (j *judgeFlags) resolve() (out judging, err error) {
-	usage := func(err error) (judging, error) { return out, usageError(err, "shadowtape gate --help") }
+// resolve reads what the flags of a verb name, and says what of the history could not be read.
+func (j *judgeFlags) resolve(a *app, verb string) (out judging, err error) {
+	usage := func(err error) (judging, error) { return out, usageError(err, "shadowtape "+verb+" --help") }
 	if out.slo, err = analyzer.ParseSLO(j.slo); err != nil {
 		return usage(err)
 	}
@@ -118,6 +118,7 @@ func (j *judgeFlags) resolve() (out judging, err error) {
 		if err != nil {
 			return out, err
 		}
+		a.warnHistory(out.db)
 	}
 	o.FalseAlarms = experiment.FalseAlarmText(out.db)
 	return out, nil
@@ -223,7 +224,7 @@ func verdictExit(s verdict.State) error {
 
 // diffMany compares runs by the launch: pairs of them, or candidates with a baseline file.
 func (a *app) diffMany(base, candidate []string, baseline string, j judgeFlags, asJSON bool) error {
-	g, err := j.resolve()
+	g, err := j.resolve(a, "diff")
 	if err != nil {
 		return err
 	}
@@ -238,7 +239,7 @@ func (a *app) diffMany(base, candidate []string, baseline string, j judgeFlags, 
 			return err
 		}
 		if r, err = experiment.CompareBaseline(b, baseline, c, g.options); err != nil {
-			return withHint(err, "replay the baseline's trace with its options on its machine, or save another baseline")
+			return hintIncomparable(err, "replay the baseline's trace with its options on its machine, or save another baseline")
 		}
 		return a.reportVerdict(r, j, asJSON)
 	}
@@ -248,9 +249,20 @@ func (a *app) diffMany(base, candidate []string, baseline string, j judgeFlags, 
 	}
 	g.options.Past = experiment.PastOf(g.db, b[0], g.options.Metrics, g.window)
 	if r, err = experiment.Compare(b, c, g.options); err != nil {
-		return withHint(err, "replay one trace with the same options against both sides")
+		return hintIncomparable(err, "replay one trace with the same options against both sides")
 	}
 	return a.reportVerdict(r, j, asJSON)
+}
+
+// hintIncomparable adds a hint where runs cannot be compared.
+func hintIncomparable(err error, hint string) error {
+	switch {
+	case errors.Is(err, experiment.ErrIncomparable):
+		return withHint(err, hint)
+	case errors.Is(err, experiment.ErrTwice):
+		return withHint(err, "each run is a launch of its own")
+	}
+	return err
 }
 
 // spread lets a list follow a flag of diff: --base a b c becomes --base a --base b --base c, up to the next flag.

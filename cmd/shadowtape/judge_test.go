@@ -83,6 +83,23 @@ func TestDiffOfLaunchesRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	trace := filepath.Join(a[0], "exchanges-00001.parquet")
+	copied := filepath.Join(t.TempDir(), "copy")
+	if err := os.CopyFS(copied, os.DirFS(a[0])); err != nil {
+		t.Fatal(err)
+	}
+	noted := write(t, filepath.Join(t.TempDir(), "baseline.json"), "")
+	if code, _, errs := invoke("baseline", "save", "--force", "-o", noted, a[0]); code != exitGood {
+		t.Fatal(errs)
+	}
+	text, err := os.ReadFile(noted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := write(t, filepath.Join(t.TempDir(), "later.json"), strings.Replace(string(text), `"schema": 1`, `"schema": 7`, 1))
+	conflict := write(t, filepath.Join(t.TempDir(), "conflict.json"), "<<<<<<< HEAD\n"+string(text)+"=======\n>>>>>>> other\n")
+	unread := t.TempDir()
+	write(t, filepath.Join(unread, "2026-01-01.jsonl"), `{"schema":1,"kind":"run","series":"x","levels":{"tpot":NaN}}`+"\n")
+	none, explains := write(t, filepath.Join(t.TempDir(), "a.yaml"), "metrics: {ttft: {gate: false}, ttft_slow: {gate: false}, tpot: {gate: false}, capacity: {gate: false}, error_rate: {gate: false}, slo_attainment: {gate: false}}\n"), write(t, filepath.Join(t.TempDir(), "b.yaml"), "metrics: {kv_usage_mean: {gate: true}}\n")
 	for name, c := range map[string]struct {
 		args []string
 		code int
@@ -90,6 +107,18 @@ func TestDiffOfLaunchesRefuses(t *testing.T) {
 	}{
 		"another trace":        {[]string{"diff", "--base", a[0], a[1], "--candidate", a[0], other}, exitFailed, "not comparable"},
 		"no manifest":          {[]string{"diff", "--base", trace, trace, "--candidate", a[0], a[1]}, exitFailed, "no manifest"},
+		"a run on both sides":  {[]string{"diff", "--base", a[0], a[1], "--candidate", a[1], a[0]}, exitFailed, "given twice"},
+		"a copy of a run":      {[]string{"diff", "--base", a[0], a[1], "--candidate", copied, other}, exitFailed, "not comparable"},
+		"a copy as its base":   {[]string{"diff", "--base", a[0], a[0], "--candidate", copied, a[1]}, exitFailed, "one launch counts once"},
+		"its own baseline":     {[]string{"diff", "--baseline", noted, a[0]}, exitFailed, "which holds it"},
+		"a later baseline":     {[]string{"diff", "--baseline", later, a[1]}, exitFailed, "schema 7, this build reads up to 1"},
+		"a baseline in merge":  {[]string{"diff", "--baseline", conflict, a[1]}, exitFailed, "it is no baseline"},
+		"a pair of one run":    {[]string{"history", "add", a[0], a[0], "--aa", "--db", t.TempDir()}, exitFailed, "given twice"},
+		"a baseline of twins":  {[]string{"baseline", "save", a[0], copied, "-o", noted + "2"}, exitFailed, "are one run"},
+		"NaN in a history":     {[]string{"history", "check", "--db", unread}, exitFailed, "2026-01-01.jsonl line 1 is no record"},
+		"NaN beside launches":  {[]string{"diff", "--base", a[0], a[1], "--candidate", a[0], a[1], "--db", unread}, exitFailed, "it holds no record"},
+		"nothing gates":        {[]string{"diff", "--base", a[0], a[0], "--candidate", a[1], a[1], "--rules", none}, exitUsage, "no metric gates"},
+		"what explains gates":  {[]string{"diff", "--base", a[0], a[0], "--candidate", a[1], a[1], "--rules", explains}, exitUsage, "cannot gate"},
 		"one side":             {[]string{"diff", "--base", a[0], a[1]}, exitUsage, "--candidate"},
 		"a misspelled rule":    {[]string{"diff", "--base", a[0], a[0], "--candidate", a[1], a[1], "--rules", rules}, exitUsage, "tolerence"},
 		"no such baseline":     {[]string{"diff", "--baseline", "absent.json", a[0]}, exitFailed, "absent.json"},
@@ -203,11 +232,30 @@ func TestGateRefuses(t *testing.T) {
 		"pr and no db":    {[]string{"gate", "--tier", "pr", "--candidate", "a.yaml", "--trace", "t", "-o", "x"}, "--db"},
 		"aa of two":       {[]string{"gate", "--aa", "--base", "a.yaml", "--candidate", "b.yaml", "--trace", "t", "-o", "x"}, "--aa"},
 		"an unknown tier": {[]string{"gate", "--tier", "best", "--base", "a", "--candidate", "b", "--trace", "t", "-o", "x"}, "best"},
-		"a speed of 0":    {[]string{"gate", "--speed", "0", "--base", "a", "--candidate", "b", "--trace", "t", "-o", "x"}, "speed"},
+		"a speed of 0":    {[]string{"gate", "--speed", "0", "--base", "a", "--candidate", "b", "--trace", "t", "-o", "x"}, "--speed is a positive number"},
+		"no end of speed": {[]string{"gate", "--speed", "Inf", "--base", "a", "--candidate", "b", "--trace", "t", "-o", "x"}, "--speed is a positive number"},
+		"a budget of -5m": {[]string{"gate", "--budget", "-5m", "--base", "a", "--candidate", "b", "--trace", "t", "-o", "x"}, "--budget is negative"},
+		"no address":      {[]string{"gate", "--notify", "slack", "--base", "a", "--candidate", "b", "--trace", "t", "-o", "x"}, "--notify"},
 	} {
 		if code, _, errs := invoke(c.args...); code != exitUsage || !strings.Contains(errs, c.says) {
 			t.Errorf("%s: exit %d: %s", name, code, errs)
 		}
+	}
+}
+
+// TestGateWithoutAHistory: the tier that has nothing but a history says that there is none before it launches anything; a plan makes nothing.
+func TestGateWithoutAHistory(t *testing.T) {
+	dir, trace := t.TempDir(), shortTrace(t)
+	file := write(t, filepath.Join(dir, "d.yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}"]`+"\ndialect: sim\n")
+	out := filepath.Join(dir, "out")
+	if code, _, errs := invoke("gate", "--tier", "pr", "--candidate", file, "--trace", trace, "--db", filepath.Join(dir, "none"), "-o", out); code != exitFailed || !strings.Contains(errs, "the history is empty") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+	if code, _, errs := invoke("gate", "--base", file, "--candidate", file, "--trace", trace, "-o", out, "--plan"); code != exitGood || !strings.Contains(errs, "8 pairs at most") {
+		t.Errorf("plan: exit %d: %s", code, errs)
+	}
+	if _, err := os.Stat(out); err == nil {
+		t.Error("a plan has made the experiment's directory")
 	}
 }
 

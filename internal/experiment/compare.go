@@ -113,6 +113,9 @@ func newReport(base, candidate []*Measured, o CompareOptions) (r Report, a, b []
 			return r, nil, nil, err
 		}
 	}
+	if err := onceEach(all); err != nil {
+		return r, nil, nil, fmt.Errorf("compare runs: %w", err)
+	}
 	r.Base, r.Candidate = cmp.Or(o.Base, names(base)), cmp.Or(o.Candidate, names(candidate))
 	r.Differences = environmentDifferences(base[0].Manifest, candidate[0].Manifest)
 	if len(base) != len(candidate) {
@@ -294,6 +297,25 @@ func names(runs []*Measured) string {
 		return fmt.Sprintf("%s … %s (%d runs)", seen[0], seen[len(seen)-1], len(seen))
 	}
 	return strings.Join(seen, ", ")
+}
+
+// ErrTwice is what an error wraps where one launch is given as two.
+var ErrTwice = errors.New("one launch counts once")
+
+// onceEach refuses a run that is given twice, as it is or as a copy: it would make launches look more alike than they are.
+func onceEach(runs []*Measured) error {
+	seen := map[string]string{}
+	for _, m := range runs {
+		id := m.id()
+		if first, ok := seen[id]; ok {
+			if first == m.Where {
+				return fmt.Errorf("%s is given twice: %w", first, ErrTwice)
+			}
+			return fmt.Errorf("%s and %s are one run: %w", first, m.Where, ErrTwice)
+		}
+		seen[id] = m.Where
+	}
+	return nil
 }
 
 // scheduleOptions are the options of a replay that change what is asked for.

@@ -379,7 +379,7 @@ func TestPolicies(t *testing.T) {
 			t.Fatalf("%s: %v %v", text, p, err)
 		}
 		o.Compare.Policy = p
-		r, err := Compare([]*Measured{fake("a", 1), fake("a", 1)}, []*Measured{fake("b", c.slower), fake("b", c.slower)}, o.Compare)
+		r, err := Compare([]*Measured{fake("a1", 1), fake("a2", 1)}, []*Measured{fake("b1", c.slower), fake("b2", c.slower)}, o.Compare)
 		if err != nil || r.Verdict != c.want || !strings.Contains(r.PolicyNote, "A/A") {
 			t.Errorf("%s at %v: %v %s %q", text, c.slower, err, r.Verdict, r.PolicyNote)
 		}

@@ -183,8 +183,8 @@ type claim struct {
 }
 
 // Claim makes the experiment's directory or checks that it is this experiment's: the same trace, deployment files and options. resumed
-// says that it was there.
-func (v *Live) Claim(base, candidate string) (resumed bool, err error) {
+// says that it was there. With look it makes nothing.
+func (v *Live) Claim(base, candidate string, look bool) (resumed bool, err error) {
 	s := claim{Schema: 1, Created: time.Now().UTC().Truncate(time.Second), Seed: v.Job.Seed, Selection: fmt.Sprintf("%+v", v.Job.Selection), WarmUp: v.WarmUp, Saturate: v.Saturate}
 	if v.Rates.Step > 0 {
 		s.Rates = fmt.Sprintf("%v at %v of %+v", v.Rates.Step, v.Rates.attain(), v.SLO)
@@ -221,6 +221,9 @@ func (v *Live) Claim(base, candidate string) (resumed bool, err error) {
 	}
 	if entries, err := os.ReadDir(v.Dir); err == nil && len(entries) > 0 {
 		return false, fmt.Errorf("create %s: %w, and it is no gate's", v.Dir, fs.ErrExist)
+	}
+	if look {
+		return false, nil
 	}
 	if err := os.MkdirAll(v.Dir, 0o755); err != nil {
 		return false, err

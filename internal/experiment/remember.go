@@ -145,6 +145,9 @@ func Remember(runs []*Measured, db *history.DB, o Origin, aa bool) ([]history.Re
 	if len(runs) == 0 {
 		return nil, errors.New("add to a history: no run is given")
 	}
+	if err := onceEach(runs); err != nil {
+		return nil, fmt.Errorf("take runs: %w", err)
+	}
 	var out []history.Record
 	byKey := map[string][]*Measured{}
 	var order []string
@@ -352,8 +355,14 @@ const againstBaseline = "levels of launches against a baseline that was measured
 func CompareBaseline(b history.Baseline, path string, candidate []*Measured, o CompareOptions) (Report, error) {
 	r := Report{Schema: 1, Method: againstBaseline, Verdict: verdict.Inconclusive, Findings: []verdict.Finding{}, Runs: []RunRow{},
 		Differences: []Difference{}, Explanation: []string{}, Again: []string{}, Warnings: []string{}, Next: []string{}, FalseAlarms: o.FalseAlarms, Base: path, Candidate: names(candidate)}
+	if err := onceEach(candidate); err != nil {
+		return r, fmt.Errorf("compare runs: %w", err)
+	}
 	var runs []*verdict.Run
 	for i, m := range candidate {
+		if slices.ContainsFunc(b.Runs, func(r history.Record) bool { return r.ID == m.id() }) {
+			return r, fmt.Errorf("compare %s with baseline %s, which holds it: %w", m.Where, path, ErrTwice)
+		}
 		if d := b.Key.Differs(m.KeyOf()); len(d) > 0 {
 			return r, fmt.Errorf("compare %s with baseline %s: %w: %s", m.Where, path, ErrIncomparable, strings.Join(d, ", "))
 		}

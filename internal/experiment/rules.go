@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -34,7 +35,11 @@ func LoadRules(path string, metrics []verdict.Metric) ([]verdict.Metric, error) 
 	d := yaml.NewDecoder(bytes.NewReader(b))
 	d.KnownFields(true)
 	if err := d.Decode(&f); err != nil {
-		return nil, fmt.Errorf("read rules %s: %s", path, strings.ReplaceAll(strings.TrimPrefix(err.Error(), "yaml: "), "\n", ";"))
+		why := strings.ReplaceAll(strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n  "), "\n  ", "; ")
+		if errors.Is(err, io.EOF) {
+			why = "it is empty"
+		}
+		return nil, fmt.Errorf("read rules %s: %s: want metrics: {ttft: {tolerance: 5%%, minimum: 2%%, gate: true}}", path, strings.ReplaceAll(why, "experiment.ruleFile", "rules"))
 	}
 	out := slices.Clone(metrics)
 	for name, r := range f.Metrics {
@@ -56,6 +61,14 @@ func LoadRules(path string, metrics []verdict.Metric) ([]verdict.Metric, error) 
 		if r.Gate != nil {
 			m.Gate = *r.Gate
 		}
+	}
+	for _, m := range out {
+		if m.Gate && m.Better == "" {
+			return nil, fmt.Errorf("read rules %s: %s explains and has no better and worse: it cannot gate", path, m.Name)
+		}
+	}
+	if !slices.ContainsFunc(out, func(m verdict.Metric) bool { return m.Gate }) {
+		return nil, fmt.Errorf("read rules %s: no metric gates: there would be no verdict", path)
 	}
 	return out, verdict.Options{Metrics: out}.Validate()
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math"
 	"os"
@@ -39,7 +40,11 @@ func WriteBaseline(path string, b Baseline) error {
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".baseline-*")
 	if err != nil {
-		return fmt.Errorf("save baseline: %w", err)
+		var e *fs.PathError
+		if errors.As(err, &e) {
+			err = e.Err // without the temporary name
+		}
+		return fmt.Errorf("save baseline %s: %w", path, err)
 	}
 	_, err = f.Write(append(out, '\n'))
 	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())

@@ -68,9 +68,13 @@ func (k Key) Differs(o Key) []string {
 	return out
 }
 
+// or is s, a digest shortened, or d where there is none.
 func or(s, d string) string {
-	if s == "" {
+	switch {
+	case s == "":
 		return d
+	case len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "":
+		return s[:12] + "…"
 	}
 	return s
 }
@@ -151,6 +155,9 @@ func Load(dir string) (*DB, error) {
 		if err := db.add(e.Name(), b, seen); err != nil {
 			return nil, fmt.Errorf("read history %s: %w", dir, err)
 		}
+	}
+	if len(db.Records) == 0 && len(db.Warnings) > 0 { // nothing of what is there can be read: that is no first night
+		return nil, fmt.Errorf("read history %s: it holds no record: %s", dir, db.Warnings[0])
 	}
 	if len(db.Records) == 0 {
 		return nil, fmt.Errorf("read history %s: %w", dir, ErrEmpty)
