@@ -77,7 +77,9 @@ func (g *signs) add(x *formats.Exchange, b *binned) {
 	if !x.FirstTokenNS.Valid || !x.LastTokenNS.Valid {
 		return
 	}
-	g.first = append(g.first, arrived{float64(x.ArrivalUnixNS), float64(x.FirstTokenNS.V) / nsPerMS})
+	if _, use := firstToken(x); use {
+		g.first = append(g.first, arrived{float64(x.ArrivalUnixNS), float64(x.FirstTokenNS.V) / nsPerMS})
+	}
 	if len(g.first) >= 512 {
 		g.earliest()
 	}

@@ -158,7 +158,7 @@ type sideRun struct{ byIndex, bySource, byID map[int64]*sideRequest }
 func loadComparable(r *Run, o CompareOptions) (*sideRun, error) {
 	out := &sideRun{map[int64]*sideRequest{}, map[int64]*sideRequest{}, map[int64]*sideRequest{}}
 	columns := append([]formats.Column{formats.ColExchangeID, formats.ColSourceID, formats.ColArrivalIndex, formats.ColLoop,
-		formats.ColEventGap, formats.ColEventTokens, formats.ColEventChoice, formats.ColChoiceOutputTokens}, metricColumns...)
+		formats.ColEventGap, formats.ColEventTokens, formats.ColEventChoice, formats.ColEventFlags, formats.ColChoiceOutputTokens}, metricColumns...)
 	for x, err := range r.Exchanges(columns...) {
 		if err != nil {
 			return nil, r.readError(err)

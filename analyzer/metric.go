@@ -16,7 +16,7 @@ type Metric struct {
 	// metric is not defined.
 	Samples func(x *formats.Exchange, yield func(value, weight float64))
 
-	// Omitted counts the samples that the definition leaves out (events that shared a read, gaps touched by loss); nil where there are none.
+	// Omitted counts the samples that the definition leaves out (events that shared a read, what loss or a retransmission touched, echoed prompts); nil where there are none.
 	Omitted func(x *formats.Exchange) int64
 
 	// PerRequest is set where an exchange has one sample at most (n = 1): what an SLO can be set on and what runs are paired on.
@@ -60,31 +60,38 @@ var metrics = []Metric{
 	{
 		Name: "ttft", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10,
 		Definition: "first event that carries a generated token (content, reasoning, refusal, tool call) − scheduled time",
-		Notes:      "Role-only, empty, usage, comment and progress frames are not tokens. Defined for one-token outputs; undefined for answers that were not streamed and for failed requests.",
-		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstTokenNS }, false),
+		Notes:      "Role-only, empty, usage, comment and progress frames are not tokens. Defined for one-token outputs; undefined for answers that were not streamed and for failed requests. A first token that was touched by a retransmission or by loss, or that may be the echoed prompt, is left out and counted; so in every metric that begins or ends with such a token.",
+		Samples:    since(firstToken, answered, false), Omitted: omitted(firstToken, answered, false),
 	}, {
 		Name: "ttft_from_send", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "ttft counted from the first request byte written",
 		Notes:      "Beside ttft it shows what the client itself added. Undefined where the send time is unknown.",
-		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstTokenNS }, true),
+		Samples:    since(firstToken, answered, true), Omitted: omitted(firstToken, answered, true),
 	}, {
 		Name: "ttfc", Unit: "ms", Better: "lower", Spare: 4, PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "first event that carries answer content (not reasoning) − scheduled time",
 		Notes:      "What a user waits for in front of a reasoning model.",
-		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstContentNS }, false),
+		Samples:    since(firstContent, answered, false), Omitted: omitted(firstContent, answered, false),
 	}, {
 		Name: "ttfc_from_send", Unit: "ms", Better: "lower", PerRequest: true, Detail: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "ttfc counted from the first request byte written",
-		Samples:    since(func(x *formats.Exchange) formats.Null[int64] { return x.FirstContentNS }, true),
+		Samples:    since(firstContent, answered, true), Omitted: omitted(firstContent, answered, true),
 	}, {
 		Name: "tpot", Unit: "ms", Better: "lower", PerRequest: true, Tokens: true, Resolution: 0.1, Matters: 0.05, MattersSlow: 0.10,
 		Definition: "(last token − first token) ÷ (tokens after the first event), per request",
 		Notes:      "Undefined where no token came after the first event. Tokens are the usage count, not the number of events; where the first event's tokens are unknown it is taken as one. With n > 1 one sample per choice, and none where a choice's tokens are unknown.",
-		Samples:    tpot,
+		Samples:    tpot, Omitted: func(x *formats.Exchange) (n int64) {
+			spans(x, func(_ float64, use bool) {
+				if !use {
+					n++
+				}
+			})
+			return n
+		},
 	}, {
 		Name: "itl", Unit: "ms", Better: "lower", Tokens: true, Resolution: 0.1, Matters: 0.05, MattersSlow: 0.10,
 		Definition: "a gap g between events that brought k tokens gives k samples of g ÷ k",
-		Notes:      "Events that shared a read or packet with the one before, and gaps touched by a retransmission or by loss, are left out and counted. With n > 1 gaps are between events of one choice. Where an event's tokens are unknown they are taken as one.",
+		Notes:      "Events that shared a read or packet with the one before, and gaps touched by a retransmission, by loss or by an echoed prompt, are left out and counted. With n > 1 gaps are between events of one choice. Where an event's tokens are unknown they are taken as one.",
 		Samples:    itl, Omitted: omittedGaps,
 	}, {
 		Name: "event_gap", Unit: "ms", Better: "lower", Spare: 3, Resolution: 0.1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
@@ -95,11 +102,11 @@ var metrics = []Metric{
 		Name: "e2el", Unit: "ms", Better: "lower", PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10,
 		Definition: "last token − scheduled time; the last body byte where there were no token events",
 		Notes:      "Complete answers only.",
-		Samples:    e2el(false),
+		Samples:    since(lastToken, complete, false), Omitted: omitted(lastToken, complete, false),
 	}, {
 		Name: "e2el_from_send", Unit: "ms", Better: "lower", Spare: 1, PerRequest: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "e2el counted from the first request byte written",
-		Samples:    e2el(true),
+		Samples:    since(lastToken, complete, true), Omitted: omitted(lastToken, complete, true),
 	}, {
 		Name: "end", Unit: "ms", Better: "lower", PerRequest: true, Detail: true, Resolution: 1, Matters: 0.05, MattersSlow: 0.10, Informs: true,
 		Definition: "last response byte − scheduled time",
@@ -152,11 +159,11 @@ func answered(x *formats.Exchange) bool {
 	return o != outcomeFailed && o != outcomeDropped
 }
 
-// since makes the samples of a moment, from the schedule or from the send.
-func since(at func(*formats.Exchange) formats.Null[int64], fromSend bool) func(*formats.Exchange, func(value, weight float64)) {
+// since makes the samples of a moment, from the schedule or from the send. A moment that is not that of a token is left out.
+func since(at func(*formats.Exchange) (formats.Null[int64], bool), counts func(*formats.Exchange) bool, fromSend bool) func(*formats.Exchange, func(value, weight float64)) {
 	return func(x *formats.Exchange, yield func(value, weight float64)) {
-		t := at(x)
-		if !t.Valid || !answered(x) {
+		t, use := at(x)
+		if !use || !t.Valid || !counts(x) {
 			return
 		}
 		if !fromSend {
@@ -167,29 +174,31 @@ func since(at func(*formats.Exchange) formats.Null[int64], fromSend bool) func(*
 	}
 }
 
-func e2el(fromSend bool) func(*formats.Exchange, func(value, weight float64)) {
-	return func(x *formats.Exchange, yield func(value, weight float64)) {
-		t := x.LastTokenNS
-		if !t.Valid {
-			t = x.EndNS
+// omitted counts the moments that since leaves out.
+func omitted(at func(*formats.Exchange) (formats.Null[int64], bool), counts func(*formats.Exchange) bool, fromSend bool) func(*formats.Exchange) int64 {
+	return func(x *formats.Exchange) int64 {
+		if t, use := at(x); use || !t.Valid || !counts(x) || fromSend && !x.SentNS.Valid {
+			return 0
 		}
-		if !t.Valid || !complete(x) {
-			return
-		}
-		if !fromSend {
-			yield(float64(t.V)/nsPerMS, 1)
-		} else if x.SentNS.Valid {
-			yield(float64(t.V-x.SentNS.V)/nsPerMS, 1)
-		}
+		return 1
 	}
 }
 
 func tpot(x *formats.Exchange, yield func(value, weight float64)) {
+	spans(x, func(perToken float64, use bool) {
+		if use {
+			yield(perToken, 1)
+		}
+	})
+}
+
+// spans visits milliseconds a token after the first event, of each choice; use is false where its first or last event is untimely.
+func spans(x *formats.Exchange, visit func(perToken float64, use bool)) {
 	if !answered(x) || !x.FirstTokenNS.Valid || !x.LastTokenNS.Valid {
 		return
 	}
 	if x.N.Or(1) > 1 || len(x.EventChoice) > 0 {
-		tpotByChoice(x, yield)
+		spansByChoice(x, visit)
 		return
 	}
 	if !x.OutputTokens.Valid {
@@ -200,12 +209,13 @@ func tpot(x *formats.Exchange, yield func(value, weight float64)) {
 		first = int64(x.EventTokens[0])
 	}
 	if after := x.OutputTokens.V - first; after > 0 {
-		yield(float64(x.LastTokenNS.V-x.FirstTokenNS.V)/nsPerMS/float64(after), 1)
+		use := !flagged(x, 0, untimely) && !flagged(x, len(x.EventGapUS)-1, untimely)
+		visit(float64(x.LastTokenNS.V-x.FirstTokenNS.V)/nsPerMS/float64(after), use)
 	}
 }
 
-// tpotByChoice needs each choice's own tokens and events.
-func tpotByChoice(x *formats.Exchange, yield func(value, weight float64)) {
+// spansByChoice needs each choice's own tokens and events.
+func spansByChoice(x *formats.Exchange, visit func(perToken float64, use bool)) {
 	if len(x.ChoiceOutputTokens) == 0 || len(x.EventChoice) != len(x.EventGapUS) {
 		return
 	}
@@ -213,6 +223,7 @@ func tpotByChoice(x *formats.Exchange, yield func(value, weight float64)) {
 		first, last int64 // µs since the first token
 		tokens      int64 // of the first event
 		seen        bool
+		from, to    int // the events
 	}
 	spans := make([]span, len(x.ChoiceOutputTokens))
 	at := int64(0)
@@ -224,25 +235,29 @@ func tpotByChoice(x *formats.Exchange, yield func(value, weight float64)) {
 		}
 		s := &spans[c]
 		if !s.seen {
-			*s = span{first: at, tokens: 1, seen: true}
+			*s = span{first: at, tokens: 1, seen: true, from: i}
 			if len(x.EventTokens) == len(x.EventGapUS) && x.EventTokens[i] > 0 {
 				s.tokens = int64(x.EventTokens[i])
 			}
 		}
-		s.last = at
+		s.last, s.to = at, i
 	}
 	for c, s := range spans {
 		if after := x.ChoiceOutputTokens[c] - s.tokens; s.seen && after > 0 {
-			yield(float64(s.last-s.first)/1e3/float64(after), 1)
+			visit(float64(s.last-s.first)/1e3/float64(after), !flagged(x, s.from, untimely) && !flagged(x, s.to, untimely))
 		}
 	}
 }
 
-// gapFlags mark a gap that does not say when the tokens were made.
-const gapFlags = formats.FlagCoalesced | formats.FlagRetransmit | formats.FlagGap
+// A gap does not say how long tokens took where the event that ends it came together with the one before, or where either is untimely:
+// what was late, or the prompt, makes the next gap as wrong as its own. What was lost is in the gap that ends behind it only.
+const (
+	gapEnds   = formats.FlagCoalesced | untimely
+	gapBegins = formats.FlagRetransmit | formats.FlagEcho
+)
 
 // gaps walks the gaps between events of one choice: when each ended, in microseconds after the first token, the gap in microseconds, and the
-// tokens that the event brought (1 where unknown). Flagged events come with use false.
+// tokens that the event brought (1 where unknown). Gaps that say nothing come with use false.
 func gaps(x *formats.Exchange, visit func(end, us int64, tokens int32, use bool)) {
 	if !answered(x) {
 		return
@@ -253,25 +268,29 @@ func gaps(x *formats.Exchange, visit func(end, us int64, tokens int32, use bool)
 		}
 		return 1
 	}
-	use := func(i int) bool { return len(x.EventFlags) != len(x.EventGapUS) || x.EventFlags[i]&gapFlags == 0 }
+	use := func(before, i int) bool { return !flagged(x, i, gapEnds) && !flagged(x, before, gapBegins) }
 	if len(x.EventChoice) != len(x.EventGapUS) || len(x.EventGapUS) == 0 {
 		at := int64(0)
 		for i := 1; i < len(x.EventGapUS); i++ {
 			us := int64(x.EventGapUS[i])
 			at += us
-			visit(at, us, tokens(i), use(i))
+			visit(at, us, tokens(i), use(i-1, i))
 		}
 		return
 	}
-	last := map[int32]int64{}
+	type event struct {
+		at    int64
+		index int
+	}
+	last := map[int32]event{}
 	at := int64(0)
 	for i, gap := range x.EventGapUS {
 		at += int64(gap)
 		c := x.EventChoice[i]
 		if before, seen := last[c]; seen {
-			visit(at, at-before, tokens(i), use(i))
+			visit(at, at-before.at, tokens(i), use(before.index, i))
 		}
-		last[c] = at
+		last[c] = event{at, i}
 	}
 }
 

@@ -327,6 +327,8 @@ func (s *Summary) judge(r *Run, o Options) {
 	for _, name := range sortedKeys(s.Metrics) {
 		if f := s.Metrics[name]; f.Omitted > 0 && name == "itl" {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("itl leaves out %d gaps of coalesced, retransmitted or lost events", f.Omitted))
+		} else if f.Omitted > 0 && name == "ttft" {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("ttft leaves out %d first tokens touched by a retransmission or a loss, or that may be the echoed prompt", f.Omitted))
 		}
 	}
 	if text := throttleWarning(&s.Window); text != "" {

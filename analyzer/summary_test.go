@@ -90,11 +90,15 @@ func randomExchange(r *rand.Rand, id int64) *formats.Exchange {
 			x.ChoiceOutputTokens[c] += int64(tokens)
 		}
 		if x.EventFlags != nil {
-			x.EventFlags[i] = int32(r.IntN(32))
+			x.EventFlags[i] = int32(r.IntN(64))
 		}
 		total += int64(tokens)
 	}
-	x.FirstContentNS = maybe(x.FirstTokenNS.V + 1000)
+	content := int64(0)
+	for _, gap := range x.EventGapUS[:1+r.IntN(events)] {
+		content += int64(gap)
+	}
+	x.FirstContentNS = maybe(x.FirstTokenNS.V + content*1000)
 	x.LastTokenNS = formats.Of(x.FirstTokenNS.V + at*1000)
 	x.EndNS = maybe(x.LastTokenNS.V + 2e6)
 	x.OutputTokens = maybe(total)

@@ -52,13 +52,23 @@ func truth(xs []*formats.Exchange) (map[string][]float64, Requests) {
 		if !ok {
 			continue
 		}
-		if x.FirstTokenNS.Valid {
+		// untimely: 2 sent again, 4 lost before it, 32 the prompt perhaps
+		untimely := func(i int) bool {
+			return x.EventFlags != nil && i >= 0 && i < len(x.EventFlags) && (x.EventFlags[i]&2 != 0 || x.EventFlags[i]&4 != 0 || x.EventFlags[i]&32 != 0)
+		}
+		if x.FirstTokenNS.Valid && !untimely(0) {
 			put("ttft", x.FirstTokenNS.V)
 			if x.SentNS.Valid {
 				put("ttft_from_send", x.FirstTokenNS.V-x.SentNS.V)
 			}
 		}
-		if x.FirstContentNS.Valid {
+		content, when := -1, int64(0)
+		for i := 0; i < len(x.EventGapUS) && content < 0; i++ {
+			if when += int64(x.EventGapUS[i]); x.FirstTokenNS.V+when*1000 == x.FirstContentNS.V {
+				content = i
+			}
+		}
+		if x.FirstContentNS.Valid && !untimely(content) {
 			put("ttfc", x.FirstContentNS.V)
 			if x.SentNS.Valid {
 				put("ttfc_from_send", x.FirstContentNS.V-x.SentNS.V)
@@ -69,7 +79,7 @@ func truth(xs []*formats.Exchange) (map[string][]float64, Requests) {
 			if x.LastTokenNS.Valid {
 				last = x.LastTokenNS
 			}
-			if last.Valid {
+			if last.Valid && !untimely(len(x.EventGapUS)-1) {
 				put("e2el", last.V)
 				if x.SentNS.Valid {
 					put("e2el_from_send", last.V-x.SentNS.V)
@@ -83,18 +93,21 @@ func truth(xs []*formats.Exchange) (map[string][]float64, Requests) {
 		type event struct {
 			at     int64
 			tokens int
-			bad    bool
+			bad    bool // the gap that it ends
+			spoils bool // the gap that it begins
+			index  int
 		}
 		byChoice := map[int32][]event{}
 		at := int64(0)
 		for i, g := range x.EventGapUS {
 			at += int64(g)
-			e := event{at: at, tokens: 1}
+			e := event{at: at, tokens: 1, index: i}
 			if x.EventTokens != nil {
 				e.tokens = int(x.EventTokens[i])
 			}
 			if x.EventFlags != nil {
-				e.bad = x.EventFlags[i]&1 != 0 || x.EventFlags[i]&2 != 0 || x.EventFlags[i]&4 != 0
+				e.bad = x.EventFlags[i]&1 != 0 || x.EventFlags[i]&2 != 0 || x.EventFlags[i]&4 != 0 || x.EventFlags[i]&32 != 0
+				e.spoils = x.EventFlags[i]&2 != 0 || x.EventFlags[i]&32 != 0
 			}
 			c := int32(0)
 			if x.EventChoice != nil {
@@ -104,7 +117,7 @@ func truth(xs []*formats.Exchange) (map[string][]float64, Requests) {
 		}
 		for c, events := range byChoice {
 			for i := 1; i < len(events); i++ {
-				if events[i].bad {
+				if events[i].bad || events[i-1].spoils {
 					continue
 				}
 				gap := float64(events[i].at-events[i-1].at) / 1000
@@ -117,7 +130,7 @@ func truth(xs []*formats.Exchange) (map[string][]float64, Requests) {
 			if x.N.Or(1) > 1 {
 				tokens = formats.Of(x.ChoiceOutputTokens[c])
 			}
-			if after := tokens.V - int64(events[0].tokens); tokens.Valid && after > 0 {
+			if after := tokens.V - int64(events[0].tokens); tokens.Valid && after > 0 && !untimely(events[0].index) && !untimely(events[len(events)-1].index) {
 				out["tpot"] = append(out["tpot"], float64(events[len(events)-1].at-events[0].at)/1000/float64(after))
 			}
 		}

@@ -282,7 +282,7 @@ func (w *world) slowdown() (float64, bool) {
 		if x.ErrorKind != "" || x.EndReason == "server_abort" || !x.FirstTokenNS.Valid {
 			continue
 		}
-		last := map[int32]int64{}
+		last, flags := map[int32]int64{}, map[int32]int32{}
 		at := int64(0)
 		for i, gap := range x.EventGapUS {
 			at += int64(gap)
@@ -295,7 +295,12 @@ func (w *world) slowdown() (float64, bool) {
 			}
 			before, seen := last[c]
 			last[c] = at
-			if !seen || x.EventFlags != nil && x.EventFlags[i]&7 != 0 {
+			spoilt := flags[c]&(2|32) != 0
+			if x.EventFlags != nil {
+				flags[c] = x.EventFlags[i]
+				spoilt = spoilt || x.EventFlags[i]&(1|2|4|32) != 0
+			}
+			if !seen || spoilt {
 				continue
 			}
 			middle := x.ArrivalUnixNS + x.FirstTokenNS.V + (before+at)*500
