@@ -28,15 +28,21 @@ type Files struct {
 	Limits
 
 	stats     SourceStats
+	piped     *captureReader // of standard input, whose beginning has been looked at
 	bytes     atomic.Int64
 	exchanges atomic.Int64
 }
 
-// Size is the total of the files' sizes in bytes, 0 for standard input; an error names one that cannot be read or is no capture.
+// Size is the total of the files' sizes in bytes, 0 for standard input; an error names one that cannot be read or is no capture. Of standard
+// input it reads the beginning, which Run then goes on from.
 func (f *Files) Size() (int64, error) {
 	var n int64
 	for _, name := range f.Names {
 		if name == "-" {
+			var err error
+			if f.piped, err = f.reader(name, f.Stdin); err != nil {
+				return 0, err
+			}
 			return 0, nil
 		}
 		i, err := os.Stat(name)
@@ -146,15 +152,26 @@ func (f *Files) open(name string, index int) (*captureFile, error) {
 			return nil, fmt.Errorf("open capture: %w", err)
 		}
 	}
-	r, err := newCaptureReader(counted{file, &f.bytes})
+	r, err := f.piped, error(nil)
+	if name != "-" || r == nil {
+		r, err = f.reader(name, file)
+	}
 	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("read capture %s: %w", name, err)
+		return nil, err
 	}
 	c := &captureFile{name: name, index: index, file: file, reader: r}
 	c.next()
 	c.first = c.p.at
 	return c, nil
+}
+
+func (f *Files) reader(name string, file io.Reader) (*captureReader, error) {
+	r, err := newCaptureReader(counted{file, &f.bytes})
+	if err != nil {
+		return nil, fmt.Errorf("read capture %s: %w", name, err)
+	}
+	return r, nil
 }
 
 // next reads the next packet whose time is decided on.

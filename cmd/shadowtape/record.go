@@ -53,6 +53,9 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
   shadowtape record --listen :8900 --upstream http://127.0.0.1:8000 --metrics http://127.0.0.1:8000/metrics -o production`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.pcaps = append(o.pcaps, args...) // as a shell expands --pcap *.pcap
+			if err := o.misuse(c.Flags().Changed); err != nil {
+				return err
+			}
 			return a.record(c.Context(), o)
 		},
 	}
@@ -79,19 +82,8 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
 }
 
 func (a *app) record(ctx context.Context, o recordFlags) error {
-	switch {
-	case len(o.pcaps) == 0 && !o.live.live():
-		return usageError(errors.New("record needs a source"), "--pcap FILE, --interface NAME, --listen ADDRESS --upstream URL, or --sink ADDRESS")
-	case len(o.pcaps) > 0 && o.live.watches():
-		return usageError(errors.New("a capture file's server cannot be watched: --metrics and --gpu-metrics are for traffic as it passes"), "--interface NAME, --listen ADDRESS --upstream URL, or --sink ADDRESS")
-	case o.out == "" && !o.live.live():
-		return usageError(errors.New("record needs -o TRACE"), "")
-	}
 	var opts recorder.Options
 	for _, p := range o.ports {
-		if p == 0 || p > 65535 {
-			return usageError(fmt.Errorf("--port %d: no TCP port", p), "")
-		}
 		opts.Filter.Ports = append(opts.Filter.Ports, uint16(p))
 	}
 	if o.live.live() {

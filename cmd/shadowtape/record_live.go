@@ -161,36 +161,6 @@ type liveSource struct {
 // recordLive records traffic as it passes.
 func (a *app) recordLive(ctx context.Context, o recordFlags, ports []uint16) error {
 	l := &o.live
-	modes := 0
-	for _, on := range []bool{len(o.pcaps) > 0, l.iface != "", l.listen != "" || l.upstream != "", l.sink != ""} {
-		if on {
-			modes++
-		}
-	}
-	switch {
-	case modes > 1:
-		return usageError(errors.New("record takes one source"), "--pcap, --interface, --listen with --upstream, or --sink")
-	case l.check && l.iface == "":
-		return usageError(errors.New("--check looks at an interface"), "--interface")
-	case o.out == "" && !l.check:
-		return usageError(errors.New("record needs -o TRACE"), "")
-	case strings.HasSuffix(o.out, ".parquet") && !l.check:
-		return usageError(errors.New("traffic as it passes is recorded into a directory, not one file"), "-o DIRECTORY")
-	case l.check && o.text.bodies != "":
-		return usageError(errors.New("--check writes nothing: it keeps no bodies"), "leave --keep-bodies out")
-	case o.text.bodies != "" && formats.Remote(o.out):
-		return usageError(errors.New("--keep-bodies keeps text beside a trace on this machine, not beside one in object storage"), "-o DIRECTORY")
-	case l.check && l.watches():
-		return usageError(errors.New("--check writes nothing: it watches no metrics"), "leave --metrics and --gpu-metrics out")
-	case l.spool != "" && !formats.Remote(o.out):
-		return usageError(errors.New("--spool is for a trace that goes to object storage"), "-o s3://BUCKET/PREFIX")
-	case o.force && formats.Remote(o.out) && !l.check:
-		return usageError(fmt.Errorf("--force with -o %s: recorders share a prefix, and each start adds its own trace below it", o.out), "")
-	case l.scrape <= 0:
-		return usageError(fmt.Errorf("--scrape %s is not positive", l.scrape), "")
-	case l.duration < 0:
-		return usageError(fmt.Errorf("--duration %s is negative", l.duration), "")
-	}
 	watch, err := a.serverWatch(l)
 	if err != nil {
 		return usageError(err, "--metrics http://HOST:PORT/metrics")
@@ -258,6 +228,15 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 			err = errors.Join(err, text.Bodies.Close())
 		}
 	}()
+	var m net.Listener
+	if l.metrics != "" {
+		if m, err = net.Listen("tcp", l.metrics); err != nil {
+			o.text.abandon(text)
+			text.Bodies = nil
+			return fmt.Errorf("serve metrics: %w", err)
+		}
+		defer m.Close()
+	}
 	open := func(h formats.Header, s formats.SegmentOptions) (recorder.Segments, error) {
 		return formats.Create(o.out, h, s)
 	}
@@ -303,11 +282,7 @@ func (a *app) recordTo(ctx context.Context, o recordFlags, key []byte, budget re
 	again.Append = true
 	spool := recorder.NewSpool(w, watch.with(src.stats), recorder.SpoolOptions{QueueBytes: budget.Queue, Bodies: text.Bodies, Reopen: func() (recorder.Segments, error) { return open(h, again) }})
 	src.spool(spool)
-	if l.metrics != "" {
-		m, err := net.Listen("tcp", l.metrics)
-		if err != nil {
-			return errors.Join(fmt.Errorf("serve metrics: %w", err), spool.Close())
-		}
+	if m != nil {
 		server := &http.Server{
 			Handler:           &recorder.Monitor{Stats: spool.Stats, Backlog: spool.Backlog, Traffic: src.traffic, Draining: src.draining, Version: h.ToolVersion, Started: time.Now()},
 			ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute,
@@ -367,13 +342,7 @@ func (a *app) watchLive(ctx context.Context, spool *recorder.Spool) <-chan struc
 func (a *app) liveSource(o recordFlags, ports []uint16, key []byte, budget recorder.Budget, text recorder.Counting) (*liveSource, error) {
 	l := &o.live
 	selection := recorder.Selection{Paths: l.paths, Models: l.models, Statuses: l.statuses, Fraction: l.sample, By: recorder.SampleUnit(l.sampleBy), Window: l.sampleWindow}
-	if l.sample == 0 {
-		return nil, usageError(errors.New("--sample 0 records nothing"), "")
-	}
 	limits := recorder.Limits{IdleTimeout: o.idle, GapTimeout: o.gap, MaxHeld: budget.Held, MaxBodies: budget.Bodies}
-	if err := selection.Validate(); err != nil {
-		return nil, usageError(err, "")
-	}
 	switch {
 	case l.iface != "":
 		return a.interfaceSource(o, ports, key, budget, selection, limits, text)
@@ -426,9 +395,6 @@ func (a *app) interfaceSource(o recordFlags, ports []uint16, key []byte, budget 
 
 func (a *app) proxySource(o recordFlags, key []byte, budget recorder.Budget, selection recorder.Selection, limits recorder.Limits, text recorder.Counting) (*liveSource, error) {
 	l := &o.live
-	if l.listen == "" || l.upstream == "" {
-		return nil, usageError(errors.New("a proxy needs --listen ADDRESS and --upstream URL"), "--listen :8900 --upstream http://127.0.0.1:8000")
-	}
 	address, upstreamTLS, err := readUpstream(l.upstream, l.upstreamCA)
 	if err != nil {
 		return nil, err

@@ -38,12 +38,6 @@ func (o *textFlags) open(a *app, r recordFlags, appends bool, memory int64) (c r
 	if o.bodies == "" {
 		return c, nil
 	}
-	if o.limit == 0 {
-		return c, usageError(errors.New("--keep-bodies-limit 0 keeps nothing"), "leave --keep-bodies out")
-	}
-	if inside(o.bodies, r.out) {
-		return c, usageError(fmt.Errorf("--keep-bodies %s is within the trace: its text stands apart", o.bodies), "another directory")
-	}
 	c.Bodies, err = recorder.KeepBodies(o.bodies, recorder.BodyOptions{File: int64(o.limit), Memory: memory, Append: appends, Force: r.force})
 	if errors.Is(err, fs.ErrExist) {
 		return c, withHint(err, "--force replaces it")
