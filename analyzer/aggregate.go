@@ -65,7 +65,7 @@ var aggregates = []Aggregate{
 		Part: countIs(countOutput),
 		Of:   func(w *Window) (float64, bool) { return perSecond(w, w.OutputTokens, w.OutputKnown > 0) },
 	}, {
-		Name: "goodput", Unit: "1/s", Better: "higher", Definition: "requests that completed and met every SLO given ÷ seconds of the measured window; undefined without an SLO. A limit on a metric that is undefined for a request does not count against it",
+		Name: "goodput", Unit: "1/s", Better: "higher", Definition: "requests that completed and met every SLO given ÷ seconds of the measured window; undefined without an SLO. A limit on a metric that is undefined for a request does not count against it; a token that a retransmission or a loss touched counts with the time at which it was seen",
 		Part: countIs(countMet),
 		Of:   func(w *Window) (float64, bool) { return perSecond(w, w.Met, w.Limits > 0) },
 	}, {
