@@ -46,12 +46,16 @@ type engineOptions struct {
 	clock formats.Clock
 	admit *admission
 	talks *sessions // shared by the workers of one recorder; nil: the engine's own
+	seen  *sights   // likewise; nil: there is one worker
 	words *tokenizer.Model
 	keep  *Bodies
 }
 
 func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*formats.Exchange)) *engine {
 	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, stats: newSourceStats(), pairs: map[uint64]*conn{}, sums: maphash.MakeSeed()}
+	if o.seen != nil {
+		e.sums = o.seen.sums
+	}
 	if e.o.talks == nil {
 		e.o.talks = newSessions()
 	}
@@ -97,7 +101,14 @@ func (e *engine) packet(p *packet) {
 		return
 	}
 	if len(s.payload) > 0 && (c.nat.fresh || !c.syn && c.nat.early < joinedSegments) {
-		c = e.translated(c, s)
+		if c = e.translated(c, s); c == nil {
+			return
+		}
+	}
+	if q := c.nat.shared; q != nil && c.dlg != nil {
+		if near := q.server.Load(); near != nil {
+			c.answeredBy(*near)
+		}
 	}
 	c.segment(e, s)
 	if e.heldBytes > e.o.MaxHeld {
@@ -129,6 +140,12 @@ func (e *engine) find(s *segment) *conn {
 			if c.nat.of != nil {
 				if p := e.original(c, s); p != nil {
 					return p
+				}
+				continue
+			}
+			if c.nat.elsewhere {
+				if e.copied(c, s) {
+					return nil
 				}
 				continue
 			}
@@ -264,6 +281,9 @@ func (e *engine) retire(c *conn) {
 	for _, other := range c.nat.copies {
 		e.retire(other)
 	}
+	if c.nat.shared != nil {
+		e.o.seen.forget(c)
+	}
 	if !c.dead {
 		c.flush(e)
 		if !c.dead {
@@ -325,7 +345,7 @@ func (e *engine) sweep() {
 			if c.nat.of != nil {
 				continue // it goes with the one that it is a sight of
 			}
-			if age := e.now - c.last; age > idle || c.dead && age > lingerDead {
+			if age := e.now - c.last; age > idle || c.dead && !c.nat.open() && age > lingerDead {
 				goners = append(goners, c)
 			}
 		}

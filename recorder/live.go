@@ -28,6 +28,7 @@ type Live struct {
 	rings    []*ring.Ring
 	admit    *admission
 	talks    *sessions  // of all workers
+	seen     *sights    // likewise, where there are several
 	mu       sync.Mutex // guards what follows; and emit is called under emitting
 	emitting sync.Mutex
 	shown    []SourceStats // of each worker, as last published
@@ -78,6 +79,9 @@ func (l *Live) Run(ctx context.Context, f Filter, emit func(*formats.Exchange)) 
 	defer cancel()
 	l.admit = newAdmission(l.Select)
 	l.talks = newSessions()
+	if len(l.rings) > 1 {
+		l.seen = newSights()
+	}
 	shown := make([]SourceStats, len(l.rings))
 	for i := range shown {
 		shown[i] = newSourceStats()
@@ -106,7 +110,7 @@ func (l *Live) Run(ctx context.Context, f Filter, emit func(*formats.Exchange)) 
 
 // engine makes a worker's engine, whose exchanges reach emit one at a time.
 func (l *Live) engine(f Filter, emit func(*formats.Exchange)) *engine {
-	o := engineOptions{Limits: l.Limits, Node: l.Node, clock: formats.ClockPacket, admit: l.admit, talks: l.talks, words: l.Tokenizer, keep: l.Bodies}
+	o := engineOptions{Limits: l.Limits, Node: l.Node, clock: formats.ClockPacket, admit: l.admit, talks: l.talks, seen: l.seen, words: l.Tokenizer, keep: l.Bodies}
 	o.defaults()
 	e := newEngine(o, f.Ports, hasherOf(l.Key), func(x *formats.Exchange) {
 		l.emitting.Lock()

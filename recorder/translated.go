@@ -1,6 +1,10 @@
 package recorder
 
-import "hash/maphash"
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+)
 
 // Behind address translation one connection has two pairs of addresses, and a recorder that sees both sides of the translator (an interface
 // named any, a node's veth and its eth0, captures of two interfaces) meets it twice. Translation leaves sequence numbers, payload and IP
@@ -9,6 +13,9 @@ import "hash/maphash"
 // translationTime of the other; and where the packet came another way: through another interface, or through one router more. A connection
 // that was joined in the middle has no initial sequence numbers: there a whole segment must agree, sequence and acknowledgement numbers,
 // payload and identification. The second sight then counts as copies of the first's packets.
+//
+// The two sights may be in the hands of two workers. Then the one that meets the first request first keeps the connection, and the other
+// counts its packets as copies. What was open when the recorder came is paired within a worker only.
 //
 // A proxy in between, docker's userland one too, opens a connection of its own: these are two, and both are recorded.
 const (
@@ -50,6 +57,84 @@ type translation struct {
 	synAck int64 // when the server's first word was seen here
 	early  int   // segments that were noted of a connection joined in the middle
 	gone   bool  // it was retired
+
+	shared    *sharedSight // what other workers know of it; nil: nothing
+	elsewhere bool         // another worker has it: this is only another sight of it
+	closed    [2]bool      // of one that is elsewhere: a side has ended
+}
+
+// open reports whether a connection that another worker has goes on.
+func (n *translation) open() bool { return n.elsewhere && !(n.closed[0] && n.closed[1]) }
+
+// sights is what the workers of one recorder know of each other's connections. Safe for concurrent use.
+type sights struct {
+	sums  maphash.Seed
+	mu    sync.Mutex
+	pairs map[uint64]*sharedSight
+}
+
+// sharedSight is a connection as the worker that has it saw it.
+type sharedSight struct {
+	owner  *conn
+	first  sight
+	synAck int64
+	server atomic.Pointer[string] // the address nearer to the server, where another worker saw it
+}
+
+func newSights() *sights { return &sights{sums: maphash.MakeSeed(), pairs: map[uint64]*sharedSight{}} }
+
+// claim makes a connection known by its initial sequence numbers, or returns another worker's that it is another sight of.
+func (t *sights) claim(pair uint64, c *conn) *sharedSight {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	q := t.pairs[pair]
+	if q == nil {
+		q = &sharedSight{owner: c, first: c.nat.first, synAck: c.nat.synAck}
+		t.pairs[pair], c.nat.shared = q, q
+		return nil
+	}
+	if !q.first.again(&c.nat.first) {
+		return nil
+	}
+	if n := &c.nat; q.synAck > n.synAck && n.synAck > 0 { // it is the nearest so far
+		name := c.key.name(1 - c.client)
+		q.server.Store(&name)
+		q.synAck = n.synAck
+	}
+	return q
+}
+
+func (t *sights) forget(c *conn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := &c.nat; t.pairs[n.pair] == n.shared && n.shared.owner == c {
+		delete(t.pairs, n.pair)
+	}
+}
+
+// copied takes a segment of a connection that another worker has; false where the addresses are in use again.
+func (e *engine) copied(c *conn, s *segment) bool {
+	n := &c.nat
+	if s.flags&tcpSYN != 0 && s.seq != c.half[s.from].isn {
+		e.retire(c)
+		return false
+	}
+	c.last = s.at
+	n.closed[s.from] = n.closed[s.from] || s.flags&(tcpFIN|tcpRST) != 0
+	n.closed[1-s.from] = n.closed[1-s.from] || s.flags&tcpRST != 0
+	e.stats.Notes["duplicate_packets"]++
+	return true
+}
+
+// answeredBy says which address answers.
+func (c *conn) answeredBy(server string) {
+	if c.dlg.server == server {
+		return
+	}
+	c.dlg.server = server
+	for _, x := range c.dlg.open {
+		x.x.ServerID = server
+	}
 }
 
 // joined is a segment of a connection that was joined in the middle.
@@ -60,7 +145,7 @@ type joined struct {
 }
 
 // translated looks at a connection's first request, or at the first packets of one that was joined in the middle, and returns the
-// connection that the segment is to be taken for: c, or one that c is another sight of.
+// connection that the segment is to be taken for: c, or one that c is another sight of; nil where another worker has that.
 func (e *engine) translated(c *conn, s *segment) *conn {
 	n := &c.nat
 	if !c.syn {
@@ -78,6 +163,15 @@ func (e *engine) translated(c *conn, s *segment) *conn {
 	pair := uint64(me.isn)<<32 | uint64(peer.isn)
 	p := e.pairs[pair]
 	if p == nil {
+		if e.o.seen != nil && e.o.seen.claim(pair, c) != nil {
+			e.stats.Notes["translated_connections"]++
+			c.dead, c.dlg, n.elsewhere = true, nil, true
+			if slot := c.key.slot(); e.recent[slot] == c {
+				e.recent[slot] = nil
+			}
+			e.copied(c, s)
+			return nil
+		}
 		n.pair = pair
 		e.pairs[pair] = c
 		return c
@@ -125,10 +219,7 @@ func (e *engine) same(p, c *conn, turned, nearer bool) {
 	}
 	p.nat.copies = append(p.nat.copies, c)
 	if nearer && p.dlg != nil && c.client >= 0 {
-		p.dlg.server = c.key.name(1 - c.client)
-		for _, x := range p.dlg.open {
-			x.x.ServerID = p.dlg.server
-		}
+		p.answeredBy(c.key.name(1 - c.client))
 	}
 }
 
