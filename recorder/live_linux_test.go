@@ -288,6 +288,9 @@ func liveTranslated(t *testing.T, workers int) {
 	got, s := recordLive(t, router, &Live{Ring: ring.Options{Interface: "any", Filter: ring.Ports(80, 8000), Workers: workers}}, func() { askSim(t, client, "http://10.96.0.1", 30, 20) })
 	compareLive(t, got, s, emissions(), 30)
 	addUp(t, s)
+	if t.Failed() {
+		t.Logf("%d rows, %+v", len(got), s)
+	}
 	if s.Notes["translated_connections"] == 0 || s.Notes["duplicate_packets"] == 0 {
 		t.Errorf("no connection was seen twice: %+v", s)
 	}

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -79,24 +80,35 @@ func benchServe(c net.Conn) {
 }
 
 // benchTimes are what a client saw: the way there and back of a first token, and the way back of every token.
-type benchTimes struct{ first, token []time.Duration }
+type benchTimes struct {
+	first, token []time.Duration
+	seen         map[benchEvent]int64 // when the client had read each event; nil: it is not asked
+}
+
+// benchEvent is an event, by when the server had its request and wrote it.
+type benchEvent struct{ had, wrote int64 }
+
+// number reads the number behind a key.
+func number(line []byte, key string) int64 {
+	_, rest, _ := bytes.Cut(line, []byte(key))
+	digits, _, _ := bytes.Cut(rest, []byte(","))
+	n, _ := strconv.ParseInt(string(digits), 10, 64)
+	return n
+}
 
 // benchClient keeps one stream open after another until the end.
-func benchClient(address string, delay time.Duration, end time.Time) (all benchTimes, err error) {
+func benchClient(address string, delay time.Duration, end time.Time, keep bool) (all benchTimes, err error) {
 	c, err := net.DialTimeout("tcp", address, 10*time.Second)
 	if err != nil {
 		return all, err
 	}
 	defer c.Close()
+	if keep {
+		all.seen = map[benchEvent]int64{}
+	}
 	time.Sleep(time.Second + delay) // all have connected by then
 	r := bufio.NewReaderSize(c, 4096)
 	request := fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(benchBody), benchBody)
-	number := func(line []byte, key string) int64 {
-		_, rest, _ := bytes.Cut(line, []byte(key))
-		digits, _, _ := bytes.Cut(rest, []byte(","))
-		n, _ := strconv.ParseInt(string(digits), 10, 64)
-		return n
-	}
 	for time.Now().Before(end) {
 		sent := time.Now().UnixNano()
 		if _, err := c.Write(request); err != nil {
@@ -109,10 +121,14 @@ func benchClient(address string, delay time.Duration, end time.Time) (all benchT
 			}
 			now := time.Now().UnixNano()
 			if bytes.HasPrefix(line, []byte("data: {")) {
-				back := now - number(line, `"wrote":`)
+				e := benchEvent{number(line, `"had":`), number(line, `"wrote":`)}
+				back := now - e.wrote
 				all.token = append(all.token, time.Duration(back))
+				if keep {
+					all.seen[e] = now
+				}
 				if tokens++; tokens == 1 {
-					all.first = append(all.first, time.Duration(back+number(line, `"had":`)-sent))
+					all.first = append(all.first, time.Duration(back+e.had-sent))
 				}
 			}
 			if bytes.HasPrefix(line, []byte("0\r")) {
@@ -130,6 +146,9 @@ const benchBody = `{"model":"m","stream":true,"messages":[{"role":"user","conten
 
 func (b *benchTimes) add(o benchTimes) {
 	b.first, b.token = append(b.first, o.first...), append(b.token, o.token...)
+	if b.seen != nil {
+		maps.Copy(b.seen, o.seen)
+	}
 }
 
 func at(d []time.Duration, p float64) time.Duration {
@@ -216,6 +235,23 @@ func TestBenchProxy(t *testing.T) {
 	}
 	add("shadowtape record", recorder, start("", binary, "record", "--listen", recorder, "--upstream", "http://"+server, "-o", filepath.Join(dir, "trace")))
 	time.Sleep(time.Second)
+	load := func(name, address string, times *benchTimes) {
+		end := time.Now().Add(time.Second + *proxyTime)
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for s := range *proxyStreams {
+			wg.Go(func() {
+				got, err := benchClient(address, time.Duration(s)*2*time.Second/time.Duration(*proxyStreams), end, times.seen != nil)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				times.add(got)
+			})
+		}
+		wg.Wait()
+	}
 	for round := range *proxyRounds {
 		for i := range ways {
 			w := &ways[i]
@@ -223,22 +259,8 @@ func TestBenchProxy(t *testing.T) {
 			if w.process != nil {
 				_, before = usage(w.process.Process.Pid)
 			}
-			end := time.Now().Add(time.Second + *proxyTime)
-			var mu sync.Mutex
-			var wg sync.WaitGroup
-			for s := range *proxyStreams {
-				wg.Go(func() {
-					got, err := benchClient(w.address, time.Duration(s)*2*time.Second/time.Duration(*proxyStreams), end)
-					mu.Lock()
-					defer mu.Unlock()
-					if err != nil {
-						t.Errorf("%s: %v", w.name, err)
-					}
-					w.times.add(got)
-					w.tokens += len(got.token)
-				})
-			}
-			wg.Wait()
+			load(w.name, w.address, &w.times)
+			w.tokens = len(w.times.token)
 			if w.process != nil {
 				var rss int64
 				rss, after = usage(w.process.Process.Pid)
@@ -247,6 +269,16 @@ func TestBenchProxy(t *testing.T) {
 			}
 			t.Logf("round %d, %s: %d first tokens", round+1, w.name, len(w.times.first))
 		}
+	}
+	var parts strings.Builder
+	for _, w := range ways {
+		times := benchTimes{seen: map[benchEvent]int64{}}
+		wire, err := onLoopback(dir, server, w.address, func() { load(w.name, w.address, &times) })
+		if err != nil {
+			t.Logf("where the time goes is not known: %v", err)
+			break
+		}
+		parts.WriteString(benchParts(w.name, wire, times.seen))
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d streams of 20 tokens/s, %d rounds of %s each, %d CPUs, %s\n\n", *proxyStreams, *proxyRounds, *proxyTime, runtime.NumCPU(), time.Now().UTC().Format("2006-01-02 15:04"))
@@ -260,6 +292,11 @@ func TestBenchProxy(t *testing.T) {
 			cpu, memory = strconv.FormatFloat(float64(w.cpu)/1e3/float64(w.tokens), 'f', 1, 64), fmt.Sprintf("%d MiB", w.rss>>20)
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", w.name, us(at(w.times.first, .5)), us(at(w.times.first, .99)), us(at(w.times.token, .5)), us(at(w.times.token, .99)), cpu, memory)
+	}
+	if parts.Len() > 0 {
+		fmt.Fprintf(&b, "\nWhere a token's time goes, by the kernel's stamps of the packets on loopback (tcpdump beside it takes its part of the processors):\n\n")
+		fmt.Fprintln(&b, "| way | part | p50 | p90 | p99 |\n|---|---|---|---|---|")
+		b.WriteString(parts.String())
 	}
 	t.Log("\n" + b.String())
 	figure := func(name string, v float64, unit, better string) {

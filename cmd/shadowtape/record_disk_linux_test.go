@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -127,5 +128,55 @@ func TestFullDisk(t *testing.T) {
 	}
 	if last != int64(sent) {
 		t.Errorf("the last row is of request %d of %d: it did not go on when there was room", last, sent)
+	}
+}
+
+// TestFullDiskOfBodies fills the file system that bodies are kept on, not the trace's: every row is written, what became of its body is
+// counted, and the file holds whole lines.
+func TestFullDiskOfBodies(t *testing.T) {
+	disk := t.TempDir()
+	if err := syscall.Mount("shadowtape-test", disk, "tmpfs", 0, "size=256k"); err != nil {
+		t.Skipf("SKIPPED: a small file system cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(disk, syscall.MNT_DETACH) })
+	rec, bodies := filepath.Join(t.TempDir(), "rec"), filepath.Join(disk, "bodies")
+	s := startRecording(t, "--sink", "127.0.0.1:0", "-o", rec, "--keep-bodies", bodies, "--json")
+	const n = 60
+	for i := range n {
+		resp, err := http.Post(s.base+"/v1/chat/completions", "application/json", strings.NewReader(fmt.Sprintf(`{"model":"m","max_tokens":%d,"messages":[{"role":"user","content":%q}]}`, i+1, strings.Repeat("word ", 2000))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusAccepted {
+			t.Fatal(resp.Status)
+		}
+	}
+	code, out, errs := s.end()
+	var a recordAnswer
+	if err := json.Unmarshal([]byte(out), &a); err != nil || code != exitFailed || !strings.Contains(errs, "shadowtape: keep bodies: ") || !strings.Contains(errs, "no space left") {
+		t.Errorf("exit %d, %v\n%s%s", code, err, out, errs)
+	}
+	kept, failed := a.Notes["bodies_kept"], a.Notes["bodies_failed"]
+	if a.Written != n || kept == 0 || failed == 0 || kept+failed != n {
+		t.Errorf("%d rows, %d bodies kept, %d failed of %d", a.Written, kept, failed, n)
+	}
+	texts := bodiesIn(t, bodies) // whole lines only
+	if int64(len(texts)) != kept {
+		t.Errorf("%d bodies in the file, %d counted", len(texts), kept)
+	}
+	tr, err := formats.Open(rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	for x, err := range tr.All() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		delete(texts, x.ExchangeID)
+	}
+	if len(texts) > 0 || tr.Rows != n {
+		t.Errorf("%d rows; bodies without a row: %v", tr.Rows, len(texts))
 	}
 }

@@ -214,11 +214,11 @@ func child(t *testing.T, errs io.Writer, args ...string) *exec.Cmd {
 }
 
 // TestKilled kills the recorder with -9 at random moments while it records, and compares what is on disk with what was served: no
-// exchange that ended more than a second before a kill is lost, none is there twice.
+// exchange that ended more than a second before a kill is lost, none is there twice; and the bodies that it keeps are those of their rows.
 func TestKilled(t *testing.T) {
 	target, _ := startSim(t, "--ttft", "4ms", "--itl", "1ms")
 	dir := t.TempDir()
-	rec, key := filepath.Join(dir, "rec"), keyFile(t)
+	rec, bodies, key := filepath.Join(dir, "rec"), filepath.Join(dir, "bodies"), keyFile(t)
 	address := freeAddress(t)
 	type served struct {
 		id  int
@@ -242,7 +242,7 @@ func TestKilled(t *testing.T) {
 				sent++
 				id := sent
 				mu.Unlock()
-				r, _ := http.NewRequest("POST", "http://"+address+"/v1/chat/completions", strings.NewReader(`{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":8,"ignore_eos":true,"messages":[{"role":"user","content":"x"}]}`))
+				r, _ := http.NewRequest("POST", "http://"+address+"/v1/chat/completions", strings.NewReader(fmt.Sprintf(`{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":8,"ignore_eos":true,"messages":[{"role":"user","content":"kill-%d"}]}`, id)))
 				r.Header.Set("X-Request-Id", fmt.Sprint("kill-", id))
 				resp, err := client.Do(r)
 				if err == nil {
@@ -275,7 +275,7 @@ func TestKilled(t *testing.T) {
 	grace := func() time.Duration { return time.Second + 10*time.Duration(overslept.Load()) }
 	r := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
 	var killed []time.Time
-	args := []string{"record", "--listen", address, "--upstream", target, "-o", rec, "--append", "--key-file", key, "--segment-age", "400ms"}
+	args := []string{"record", "--listen", address, "--upstream", target, "-o", rec, "--append", "--key-file", key, "--segment-age", "400ms", "--keep-bodies", bodies}
 	for range *kills {
 		c := child(t, io.Discard, args...)
 		due := func() (n int) { // of this process, and long enough ago
@@ -307,6 +307,7 @@ func TestKilled(t *testing.T) {
 	}
 	h := openai.NewHasher([]byte(recordKey))
 	onDisk := readBy(t, rec)
+	texts := bodiesIn(t, bodies) // of which none is half, and no number is there twice
 	due, late := 0, 0
 	for _, s := range ended {
 		after, _ := slices.BinarySearchFunc(killed, s.end, time.Time.Compare)
@@ -318,14 +319,23 @@ func TestKilled(t *testing.T) {
 			t.Errorf("request %d ended %s before the kill and is lost", s.id, killed[min(after, len(killed)-1)].Sub(s.end))
 		case x.EndReason != formats.EndComplete || x.OutputTokens.V != 8:
 			t.Errorf("request %d was served whole and is recorded as %s, %d tokens", s.id, x.EndReason, x.OutputTokens.V)
+		case !strings.Contains(texts[x.ExchangeID], fmt.Sprintf(`"kill-%d"`, s.id)):
+			t.Errorf("request %d is row %d, whose body is %q", s.id, x.ExchangeID, texts[x.ExchangeID])
 		default:
 			due++
 		}
 	}
 	cut := 0
+	rows := map[int64]bool{}
 	for _, x := range onDisk {
+		rows[x.ExchangeID] = true
 		if x.EndReason == formats.EndCaptureCut {
 			cut++
+		}
+	}
+	for id := range texts {
+		if !rows[id] {
+			t.Errorf("a body of row %d, which is not there", id)
 		}
 	}
 	t.Logf("%d kills: %d exchanges served, %d of them in the last second before a kill, %d on disk (%d cut in flight)", *kills, len(ended), late, len(onDisk), cut)
