@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -129,8 +130,11 @@ func parsesAsRecord(t *testing.T, where string, args []string) {
 		t.Errorf("%s: arguments %q are not for record", where, args)
 		return
 	}
-	c := recordCommand(&app{out: io.Discard, err: io.Discard})
+	c, o := recordWithFlags(&app{out: io.Discard, err: io.Discard})
 	if err := c.ParseFlags(args[1:]); err != nil {
+		t.Errorf("%s: %v", where, err)
+	}
+	if err := o.misuse(c.Flags().Changed); err != nil {
 		t.Errorf("%s: %v", where, err)
 	}
 	if left := c.Flags().Args(); len(left) > 0 {
@@ -194,6 +198,32 @@ func TestSystemdUnit(t *testing.T) {
 		}
 	}
 	t.Error("no ExecStart")
+}
+
+// TestSystemdVerifies has systemd read the unit, and say how exposed the service would be.
+func TestSystemdVerifies(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("SKIPPED: there is no systemd-analyze here (Debian: systemd)")
+	}
+	b, err := os.ReadFile(filepath.Join("..", "..", "samples", "systemd", "shadowtape.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit := filepath.Join(t.TempDir(), "shadowtape.service")
+	if err := os.WriteFile(unit, bytes.ReplaceAll(b, []byte("/usr/local/bin/shadowtape"), []byte(os.Args[0])), 0o600); err != nil { // a program that is there
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(analyze, "verify", unit).CombinedOutput(); err != nil || len(bytes.TrimSpace(out)) > 0 {
+		t.Errorf("verify: %v\n%s", err, out)
+	}
+	out, err := exec.Command(analyze, "security", "--offline=true", "--no-pager", "--threshold=30", unit).CombinedOutput()
+	if err != nil && bytes.Contains(out, []byte("unrecognized option")) {
+		t.Skip("SKIPPED: this systemd cannot tell how exposed a unit is without running it (before version 250)")
+	}
+	if err != nil {
+		t.Errorf("more exposed than 3.0: %v\n%s", err, out)
+	}
 }
 
 // TestCISamples: every flag that the samples for CI and roll-outs give to shadowtape is one of the verb's.

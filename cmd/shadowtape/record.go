@@ -40,6 +40,11 @@ type recordFlags struct {
 }
 
 func recordCommand(a *app) *cobra.Command {
+	c, _ := recordWithFlags(a)
+	return c
+}
+
+func recordWithFlags(a *app) (*cobra.Command, *recordFlags) {
 	var o recordFlags
 	c := &cobra.Command{
 		Use:   "record --pcap FILE… | --interface IF --port N… | --listen ADDR --upstream URL | --sink ADDR  -o TRACE",
@@ -78,7 +83,7 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
 		{"Privacy", []string{"key-file", "keep-bodies", "keep-bodies-limit"}},
 		{"Result", []string{"output", "force", "node", "json"}},
 	}, liveGroups...)...)
-	return c
+	return c, &o
 }
 
 func (a *app) record(ctx context.Context, o recordFlags) error {
