@@ -2,10 +2,14 @@ package recorder
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/openai"
@@ -52,6 +56,19 @@ func FuzzCapture(f *testing.F) {
 	f.Add(pcapng(binary.BigEndian, frames[:20], 1e6, nil))
 	f.Add(pcapng(binary.LittleEndian, frames[:4], 1e6, []byte{9, 0, 0, 0, 14, 0, 8, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 0, 200}))
 	f.Add(append(pcapng(binary.LittleEndian, frames[:4], 1e6, nil), pcapng(binary.BigEndian, frames[4:8], 1e6, nil)...))
+	var gz, zs bytes.Buffer
+	g := gzip.NewWriter(&gz)
+	z, err := zstd.NewWriter(&zs, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		f.Fatal(err)
+	}
+	g.Write(pcapBytes(linkEthernet, frames[:10]))
+	z.Write(pcapng(binary.LittleEndian, frames[:10], 1e6, nil))
+	if err := errors.Join(g.Close(), z.Close()); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(gz.Bytes())
+	f.Add(zs.Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) { readAll(b) })
 }
 
@@ -76,7 +93,7 @@ func FuzzLayers(f *testing.F) {
 	})
 }
 
-// FuzzHTTP feeds two byte streams in pieces: rows may not depend on where the pieces end, and a hole never makes a clean row.
+// FuzzHTTP feeds two byte streams in pieces: rows may not depend on where the pieces end, and nothing is held afterwards, with a hole neither.
 func FuzzHTTP(f *testing.F) {
 	body := `{"model":"m","messages":[{"role":"user","content":"x"}]}`
 	req := append(post("/v1/chat/completions", "a", body), post("/v1/chat/completions", "b", body)...)
