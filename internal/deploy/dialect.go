@@ -12,10 +12,12 @@ type dialect struct {
 
 // python asks a Python server's own interpreter what it runs on. Each line that cannot be had is left out.
 var python = map[string][]string{
-	"python": {"python3", "-c", `import importlib.metadata as m, json, sys
+	"python": {"python3", "-c", `import importlib.metadata as m, json, re, sys
 out = {"python": sys.version.split()[0]}
-for p in ("vllm", "sglang", "tensorrt_llm", "lmdeploy", "torch", "transformers", "flash_attn", "flashinfer-python", "triton", "nvidia-nccl-cu12", "nvidia-cublas-cu12", "nvidia-cudnn-cu12"):
+for p in ("vllm", "sglang", "tensorrt_llm", "lmdeploy", "torch", "transformers", "flash_attn", "flashinfer-python", "triton", "nvidia-nccl-cu12", "nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu13", "nvidia-cublas", "nvidia-cudnn-cu13"):
     try: out[p] = m.version(p)
+    except Exception: continue
+    try: out[p + "_commit"] = re.search(r"commit_id\s*=\s*['\"](\w+)", m.distribution(p).locate_file(p + "/_version.py").read_text())[1]
     except Exception: pass
 try:
     import torch
