@@ -27,9 +27,9 @@ func baselineCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "baseline save RUN… -o FILE",
 		Short: "Keep what runs measured as one small file that new runs are held against",
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError(fmt.Errorf("there is no %q of a baseline", args[0]), "shadowtape baseline save RUN… -o FILE")
+				return noVerb(c, args[0])
 			}
 			return usageError(errors.New("what to do with a baseline is missing"), "shadowtape baseline save RUN… -o FILE")
 		},

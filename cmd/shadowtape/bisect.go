@@ -45,9 +45,12 @@ each commit that git checks out is built and launched, by its own deployment fil
 build or start, or whose runs are invalid, is skipped (125). At the end the culprit and the commit before it are launched in pairs.
 
 An interrupted bisection goes on with the same call: launches that were made are used again. DIR/search.log is git's own log of it.`,
-		Example: `  shadowtape bisect --good v1.4 --bad main --build "make image" --deploy deploy/main.yaml --trace prod.trace -o bisect1
-  shadowtape bisect --good 3f2c1ab --bad HEAD --metric ttft --deploy deploy/main.yaml --trace prod.trace --duration 2m -o bisect2
-  shadowtape bisect --good main~20 --bad main --metric capacity --saturate 1000 --deploy deploy/main.yaml --trace prod.trace -o bisect3`,
+		Example: `  shadowtape bisect --good v1.4 --bad main --build "make image" \
+    --deploy deploy/main.yaml --trace prod.trace -o bisect1
+  shadowtape bisect --good 3f2c1ab --bad HEAD --metric ttft --duration 2m \
+    --deploy deploy/main.yaml --trace prod.trace -o bisect2
+  shadowtape bisect --good main~20 --bad main --metric capacity --saturate 1000 \
+    --deploy deploy/main.yaml --trace prod.trace -o bisect3`,
 		Args: exactArgs(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.step {

@@ -55,7 +55,8 @@ where an interrupted one ended.
 
 Exit 0 unchanged or improved, 3 regressed, 4 invalid (run it again), 5 inconclusive: the report says how many more pairs it takes.
 docs/GATE.md explains the test and says how often it is wrong. --aa runs the base against itself: the gate's own false alarms.`,
-		Example: `  shadowtape gate --base main.yaml --candidate pr.yaml --trace prod.trace --budget 30m --db history -o gate1 --md comment.md
+		Example: `  shadowtape gate --base main.yaml --candidate pr.yaml --trace prod.trace --budget 30m \
+    --db history -o gate1 --md comment.md
   shadowtape gate --base main.yaml --aa --trace prod.trace --pairs 5 --db history --record -o aa1
   shadowtape gate --tier pr --candidate pr.yaml --trace prod.trace --db history -o quick`,
 		Args: exactArgs(),

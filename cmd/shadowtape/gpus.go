@@ -73,7 +73,8 @@ takes no lease. docs/GPUS.md explains each verdict.
 Exit 0 where the GPUs could be looked at, whatever their state; 1 where they could not.`,
 		Example: `  shadowtape gpus
   shadowtape gpus --json
-  shadowtape gpus --json | jq -r '.gpus[] | select(.verdict != "invalid" and .holder == null) | .uuid'`,
+  shadowtape gpus --json |
+    jq -r '.gpus[] | select(.verdict != "invalid" and .holder == null) | .uuid'`,
 		Args: exactArgs(),
 		RunE: func(*cobra.Command, []string) error {
 			list, err := listGPUs(lockDir)

@@ -6,8 +6,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -24,17 +26,14 @@ func TestHelp(t *testing.T) {
 			if code != exitGood || errw != "" || !strings.Contains(out, "Usage:") || !examples {
 				t.Errorf("%q: exit %d, stderr %q, want usage and examples in\n%s", args, code, errw, out)
 			}
+			for line := range strings.Lines(out) {
+				if utf8.RuneCountInString(strings.TrimRight(line, "\n")) > 100 {
+					t.Errorf("%s --help has a line of more than 100 columns: %s", name, line)
+				}
+			}
 			seen := map[string]bool{}
-			_, flags, _ := strings.Cut(out, "Usage:\n")
-			for line := range strings.Lines(flags) {
-				flag := strings.TrimSpace(line)
-				if len(flag) > 4 && flag[0] == '-' && flag[2] == ',' { // -o, --out
-					flag = flag[4:]
-				}
-				if !strings.HasPrefix(flag, "--") {
-					continue
-				}
-				flag = strings.Fields(flag)[0]
+			for _, line := range regexp.MustCompile(`(?m)^(?:  -., |      )(--[a-z-]+)`).FindAllStringSubmatch(out, -1) {
+				flag := line[1]
 				if seen[flag] {
 					t.Errorf("%s --help names %s twice", name, flag)
 				}
@@ -68,8 +67,50 @@ func TestHelpUnknown(t *testing.T) {
 			t.Errorf("%q: exit %d, stdout %q, stderr %q", args, code, out, errw)
 		}
 	}
-	if code, out, _ := invoke("help"); code != exitGood || !strings.Contains(out, "Available Commands") {
+	if code, out, _ := invoke("help"); code != exitGood || !strings.Contains(out, "Record traffic:") {
 		t.Errorf("help: exit %d, stdout %q", code, out)
+	}
+}
+
+// A slip of the finger is answered with what was meant, and a value with what the flag takes.
+func TestHelpMeant(t *testing.T) {
+	for _, c := range []struct {
+		args       []string
+		says, hint string
+	}{
+		{[]string{"replya", "t"}, "there is no verb \"replya\"", "did you mean shadowtape replay?"},
+		{[]string{"Analyze", "t"}, "there is no verb \"Analyze\"", "did you mean shadowtape analyze?"},
+		{[]string{"xyzzy"}, "there is no verb \"xyzzy\"", "shadowtape --help lists the verbs"},
+		{[]string{"history", "lst"}, "there is no verb \"history lst\"", "did you mean shadowtape history list?"},
+		{[]string{"replay", "t", "--tagret", "u"}, "unknown flag: --tagret", "did you mean --target?"},
+		{[]string{"replay", "t", "--warmpu", "3"}, "unknown flag: --warmpu", "did you mean --warmup?"},
+		{[]string{"replay", "t", "-target", "u"}, "unknown shorthand flag: 't' in -target", "a name takes two dashes: --target"},
+		{[]string{"replay", "t", "--target"}, "flag needs an argument: --target", "shadowtape replay --help lists the flags"},
+		{[]string{"replay", "t", "--speed", "fast"}, "--speed \"fast\": give a number", ""},
+		{[]string{"replay", "t", "--duration", "90"}, "--duration \"90\": give a time with its unit, such as 90s or 1h30m", ""},
+		{[]string{"replay", "t", "--users", "99999999999999999999"}, "--users \"99999999999999999999\": give a whole number that is not so large", ""},
+		{[]string{"--version"}, "unknown flag: --version", "shadowtape version"},
+		{[]string{"diff", "a"}, "diff takes BASE CANDIDATE, not \"a\"", ""},
+		{[]string{"fit"}, "fit needs TRACE", ""},
+	} {
+		code, out, errw := invoke(c.args...)
+		if code != exitUsage || out != "" || !strings.HasPrefix(errw, "shadowtape: "+c.says+"\n") || !strings.Contains(errw, "\nhint: "+c.hint) {
+			t.Errorf("%q: exit %d, stdout %q, stderr %q", c.args, code, out, errw)
+		}
+	}
+	if got := nearest("out", []string{"input", "speed"}); got != "" {
+		t.Errorf("nearest to out: %q", got)
+	}
+	for _, c := range []struct {
+		a, b string
+		d    int
+	}{{"", "abc", 3}, {"kitten", "sitting", 3}, {"tagret", "target", 1}, {"a", "a", 0}} {
+		if d := distance(c.a, c.b); d != c.d {
+			t.Errorf("distance %q %q: %d, want %d", c.a, c.b, d, c.d)
+		}
+	}
+	if got := reflow("a b\nc d\n\n  x  y\ne", 4); got != "a b\nc d\n\n  x  y\ne" {
+		t.Errorf("reflow: %q", got)
 	}
 }
 

@@ -22,9 +22,9 @@ func historyCommand(a *app) *cobra.Command {
 		Short: "Keep what every night measured; find changes of level and slow drifts in it",
 		Long: `A history is a directory of JSON lines, one file a night, only ever appended to, so that it merges cleanly in Git. Runs of different
 workloads, models, machines or engine flags are different series and never mix.`,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError(fmt.Errorf("there is no %q of a history", args[0]), "shadowtape history --help")
+				return noVerb(c, args[0])
 			}
 			return usageError(errors.New("what to do with the history is missing"), "shadowtape history --help")
 		},

@@ -38,7 +38,8 @@ Formats:
 ` + formatList(),
 		Example: `  shadowtape import azure-llm AzureLLMInferenceTrace_conv.csv -o conv
   shadowtape import mooncake conversation_trace.jsonl -o mooncake.parquet
-  shadowtape import nginx access.log -o day --log-format '$msec $request_method $request_uri $status $request_time'
+  shadowtape import nginx access.log -o day \
+    --log-format '$msec $request_method $request_uri $status $request_time'
   shadowtape import weka trace_*.json -o agents --session-gap 30s --key-file trace.key`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) < 2 {

@@ -88,12 +88,13 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 	root := &cobra.Command{
 		Use:           "shadowtape",
 		Short:         "Record LLM traffic without its text, replay it, measure it, and stop the slower release",
+		Example:       rootExamples,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return noVerb(args[0])
+				return noVerb(c, args[0])
 			}
 			return c.Help()
 		},
@@ -101,10 +102,12 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		if c == root && len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-			return noVerb(args[0])
+			return noVerb(root, args[0])
 		}
-		return usageError(err, c.CommandPath()+" --help lists the flags")
+		return flagError(c, err)
 	})
+	root.SetHelpFunc(help)
+	root.SetUsageFunc(func(c *cobra.Command) error { return writeUsage(c, nil) })
 	for _, v := range verbs {
 		root.AddCommand(v(a))
 	}
@@ -131,16 +134,12 @@ func helpCommand(root *cobra.Command) *cobra.Command {
 				return err
 			}
 			if len(rest) > 0 {
-				return noVerb(strings.Join(args, " "))
+				return noVerb(c, strings.Join(rest, " "))
 			}
 			c.InitDefaultHelpFlag()
 			return c.Help()
 		},
 	}
-}
-
-func noVerb(name string) error {
-	return usageError(fmt.Errorf("there is no verb %q", name), "shadowtape --help lists the verbs")
 }
 
 // report prints an error as one line, with its hint, and returns its exit code.
@@ -197,8 +196,11 @@ func exactArgs(names ...string) cobra.PositionalArgs {
 		if len(names) == 0 && len(args) > 0 {
 			return usageError(fmt.Errorf("%s takes no arguments, not %q", c.Name(), args[0]), c.CommandPath()+" --help")
 		}
+		if len(args) == 0 && len(names) > 0 {
+			return usageError(fmt.Errorf("%s needs %s", c.Name(), strings.Join(names, " ")), c.CommandPath()+" --help")
+		}
 		if len(args) != len(names) {
-			return usageError(fmt.Errorf("%s takes %s, not %d arguments", c.Name(), strings.Join(names, " "), len(args)), c.CommandPath()+" --help")
+			return usageError(fmt.Errorf("%s takes %s, not %q", c.Name(), strings.Join(names, " "), strings.Join(args, " ")), c.CommandPath()+" --help")
 		}
 		return nil
 	}

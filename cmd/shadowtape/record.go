@@ -55,7 +55,8 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
   shadowtape record --pcap *.pcapng.zst --port 8000 --key-file trace.key -o week
   tcpdump -i eth0 -s 0 -w - tcp port 8000 | shadowtape record --pcap - -o now.parquet --json
   shadowtape record --interface eth0 --port 8000 --check
-  shadowtape record --listen :8900 --upstream http://127.0.0.1:8000 --metrics http://127.0.0.1:8000/metrics -o production`,
+  shadowtape record --listen :8900 --upstream http://127.0.0.1:8000 -o production \
+    --metrics http://127.0.0.1:8000/metrics`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.pcaps = append(o.pcaps, args...) // as a shell expands --pcap *.pcap
 			if err := o.misuse(c.Flags().Changed); err != nil {
@@ -68,6 +69,7 @@ are kept. Nothing that a user or a model wrote reaches the disk. What the captur
 	f.SortFlags = false
 	f.StringArrayVar(&o.pcaps, "pcap", nil, "capture file to read, pcap or pcapng, also compressed with gzip or zstd; several are one capture, put in order by their times; - is standard input")
 	f.UintSliceVar(&o.ports, "port", nil, "TCP port of a server; packets of other ports are passed over (default: all ports)")
+	f.Lookup("port").DefValue = "" // pflag would print (default [])
 	f.DurationVar(&o.idle, "idle-timeout", 15*time.Minute, "give up a connection that is silent for so long, by the packets' clock")
 	f.DurationVar(&o.gap, "gap-timeout", 10*time.Second, "give up waiting for lost bytes that no acknowledgement explains, by the packets' clock")
 	f.StringVar(&o.keyFile, "key-file", "", "file with the key of the hashes, at least 16 bytes, so that several recordings agree (default: a key drawn and thrown away)")

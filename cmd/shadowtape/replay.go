@@ -59,7 +59,8 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 		Example: `  shadowtape replay prod.trace --target http://candidate:8000 -o run1
   shadowtape replay prod.trace --target http://candidate:8000 --speed 2 --duration 10m -o run2
   shadowtape replay prod.trace --deploy candidate.yaml -o run4
-  shadowtape replay run1 --target https://host/v1 --model m --api-key-env KEY --max-requests 1000 -o run3`,
+  shadowtape replay run1 --target https://host/v1 --model m --api-key-env KEY \
+    --max-requests 1000 -o run3`,
 		Args: exactArgs("TRACE"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := applyConfig(c, o.config); err != nil {

@@ -152,7 +152,8 @@ func simCommand(a *app) *cobra.Command {
 			"When it is ready it prints one line, its address. It runs until it is interrupted.",
 		Example: "  shadowtape sim --listen 127.0.0.1:8000\n" +
 			"  shadowtape sim --listen 127.0.0.1:0 --ttft 50ms --itl 10ms --emission-log emitted.jsonl\n" +
-			"  shadowtape sim --profile llama-3.1-8b-h100 --slowdown decode=1.15 --noise launch=2%,step=1% --fault http429=1%,reset=0.5%",
+			"  shadowtape sim --profile llama-3.1-8b-h100 --slowdown decode=1.15 \\\n" +
+			"    --noise launch=2%,step=1% --fault http429=1%,reset=0.5%",
 		Args: exactArgs(),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if list {
@@ -185,6 +186,11 @@ func simCommand(a *app) *cobra.Command {
 	fs.DurationVar(&stall, "stall-time", 30*time.Second, "how long a stalled stream is silent")
 	fs.StringVar(&emissions, "emission-log", "", "write the true time of every token, a JSON line a request")
 	fs.StringVar(&states, "state-log", "", "write a CSV line a step: time, prefill tokens, decode sequences, pages, waiting")
+	groupFlags(c,
+		flagGroup{"Server", []string{"listen", "profile", "list-profiles", "pages", "block-size", "max-num-seqs", "token-budget"}},
+		flagGroup{"Times", []string{"slowdown", "noise", "seed", "ttft", "itl"}},
+		flagGroup{"Faults", []string{"fault", "stall-time"}},
+		flagGroup{"What truly happened", []string{"emission-log", "state-log"}})
 	return c
 }
 

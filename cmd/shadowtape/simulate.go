@@ -44,7 +44,8 @@ Its engine is the one of ` + "`shadowtape sim`" + `, its clock is not: nothing i
 replay's. The same seed gives the same run.`,
 		Example: `  shadowtape simulate prod.trace --profile llama-3.1-8b-h100 -o sim1
   shadowtape simulate prod.trace --speed 2 --replicas 4 --route prefix -o sim2
-  shadowtape simulate workload.json --duration 24h --pages 8000 --slowdown decode=1.15 --noise launch=2%,step=1% --seed 7 -o sim3`,
+  shadowtape simulate workload.json --duration 24h --pages 8000 --slowdown decode=1.15 \
+    --noise launch=2%,step=1% --seed 7 -o sim3`,
 		Args: exactArgs("TRACE"),
 		RunE: func(c *cobra.Command, args []string) error { return a.simulate(c, args[0], f) },
 	}
@@ -55,7 +56,7 @@ replay's. The same seed gives the same run.`,
 	fs.StringVar(&f.states, "state-log", "", "write a CSV line a step: time, prefill tokens, decode sequences, pages, waiting")
 	f.add(fs)
 	fs.IntVar(&f.replicas, "replicas", 1, "servers")
-	fs.StringVar(&f.route, "route", string(virtual.RoundRobin), fmt.Sprintf("how requests are dealt out: %v", virtual.Routes()))
+	fs.StringVar(&f.route, "route", string(virtual.RoundRobin), "how requests are dealt out: "+strings.Join(strings.Fields(strings.Trim(fmt.Sprint(virtual.Routes()), "[]")), ", "))
 	f.register(fs, "play")
 	fs.DurationVar(&f.sample, "sample", time.Second, "virtual time between samples of the servers' metrics; 0: none")
 	groupFlags(c,

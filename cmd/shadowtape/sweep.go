@@ -44,8 +44,10 @@ spread gives an interval. samples/matrices has files.
 
 Exit 0 where a cell could be measured, 1 where every cell failed, 4 where none came out valid (--allow-invalid accepts it), 130 where it was
 interrupted.`,
-		Example: `  shadowtape sweep --target http://localhost:8000 --input 512,2048 --output 128 --rate 1,2,4 -o sweep1
-  shadowtape sweep --target http://localhost:8000 --input 2048 --output 128 --search 1..64 --slo ttft=500ms,tpot=50ms -o capacity
+		Example: `  shadowtape sweep --target http://localhost:8000 --input 512,2048 --output 128 \
+    --rate 1,2,4 -o sweep1
+  shadowtape sweep --target http://localhost:8000 --input 2048 --output 128 \
+    --search 1..64 --slo ttft=500ms,tpot=50ms -o capacity
   shadowtape sweep samples/matrices/tensor-parallel.yaml --dry-run -o x`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -182,7 +184,7 @@ func (a *app) sweep(c *cobra.Command, args []string, o sweepFlags) error {
 			}
 		}
 	}
-	fmt.Fprintf(a.err, "plan: %d cells, each measured %d times, about %s without starts and what is still in flight\n", len(cells), m.Repeats, m.Expected().Round(time.Second))
+	fmt.Fprintf(a.err, "plan: %d times each of %d cells, about %s without starts and what is still in flight\n", m.Repeats, len(cells), m.Expected().Round(time.Second))
 	if o.dryRun {
 		return nil
 	}

@@ -38,12 +38,15 @@ func synthCommand(a *app) *cobra.Command {
 		Long: `Synth writes a trace like any other: from a model that ` + "`shadowtape fit`" + ` made, longer or shorter than its source or at another rate, its bursts
 and drifts kept; or from nothing but the flags. The same seed gives the same rows on every machine.
 
-Arrivals:  constant  poisson  gamma:cv=2  weibull:cv=2  mmpp:burst=10,on=10s,off=50s  ramp:from=0,to=2  diurnal:peak=4,period=24h
-Lengths:   512  uniform:100-2000  exponential:mean=500  gamma:mean=500,cv=2  lognormal:p50=700,p99=8000,max=32000
-           mixture:p50=700,p99=4000,share=5%,min=8000,alpha=1.5  file:NAME (a number a line)
+Arrivals:  constant  poisson  gamma:cv=2  weibull:cv=2  mmpp:burst=10,on=10s,off=50s
+           ramp:from=0,to=2  diurnal:peak=4,period=24h
+Lengths:   512  uniform:100-2000  exponential:mean=500  gamma:mean=500,cv=2
+           lognormal:p50=700,p99=8000,max=32000  file:NAME (a number a line)
+           mixture:p50=700,p99=4000,share=5%,min=8000,alpha=1.5
 Sharing:   --prefix roots=10,share=40%,block=16  --sessions turns=5,think=60s,token=20ms,max=32000`,
 		Example: `  shadowtape synth --preset short --rate 10 --duration 10m -o short.trace
-  shadowtape synth --arrival mmpp:burst=10,on=10s,off=50s --rate 5 --input lognormal:p50=700,p99=8000 --output exponential:mean=200 --duration 1h -o bursty.trace
+  shadowtape synth --arrival mmpp:burst=10,on=10s,off=50s --rate 5 --duration 1h \
+    --input lognormal:p50=700,p99=8000 --output exponential:mean=200 -o bursty.trace
   shadowtape synth workload.json --duration 24h --rate 20 --seed 7 -o day.trace`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 1 {
