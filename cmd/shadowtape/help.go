@@ -61,7 +61,7 @@ func writeUsage(c *cobra.Command, groups []flagGroup) error {
 	if !c.HasParent() {
 		line = c.Name() + " VERB [flags]"
 	}
-	b.WriteString("Usage:\n  " + wrap(line, columns-6, "\n      ") + "\n")
+	b.WriteString("Usage:\n  " + wrap(line, columns-4, "\n    ") + "\n")
 	if c.HasExample() {
 		b.WriteString("\nExamples:\n" + c.Example + "\n")
 	}
