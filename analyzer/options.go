@@ -3,6 +3,7 @@ package analyzer
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -73,7 +74,11 @@ func ParseSLO(text string) ([]Limit, error) {
 		if err != nil {
 			return nil, fmt.Errorf("slo %q: %q is no duration such as 500ms", part, value)
 		}
-		limits = append(limits, Limit{strings.TrimSpace(name), d})
+		name = strings.TrimSpace(name)
+		if slices.ContainsFunc(limits, func(l Limit) bool { return l.Metric == name }) {
+			return nil, fmt.Errorf("slo %q: %s has a limit already", part, name)
+		}
+		limits = append(limits, Limit{name, d})
 	}
 	return limits, Options{SLO: limits}.Validate()
 }

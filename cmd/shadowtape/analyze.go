@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -180,25 +179,14 @@ func openRuns(names []string) (runs []*analyzer.Run, done func(), err error) {
 }
 
 // writeNew writes a file that must not exist, unless force says so; what was there stays until the new one is whole.
-func writeNew(path string, force bool, write func(io.Writer) error) (err error) {
+func writeNew(path string, force bool, write func(io.Writer) error) error {
 	if path == "-" {
 		return usageError(errors.New("write -: standard output carries the answer, and this is a file beside it"), "")
 	}
-	if _, err := os.Lstat(path); err == nil && !force {
+	if isFile(path) && !force {
 		return withHint(fmt.Errorf("write %s: it exists", path), "--force replaces it")
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".shadowtape-*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	err = errors.Join(write(f), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(f.Name())))
-	}
-	return nil
+	return writeFile(path, write)
 }
 
 // printJSON writes one indented document.

@@ -58,6 +58,9 @@ nights and the deviation of A/A pairs. diff --baseline refuses runs of another w
 			if o.out == "" {
 				return usageError(errors.New("-o is missing"), "shadowtape baseline save --help")
 			}
+			if info, err := os.Stat(o.out); err == nil && !info.Mode().IsRegular() {
+				return fmt.Errorf("save baseline %s: it is no file", o.out)
+			}
 			if _, err := os.Stat(o.out); err == nil && !o.force {
 				return withHint(fmt.Errorf("save baseline %s: %w", o.out, fs.ErrExist), "--force replaces it")
 			}

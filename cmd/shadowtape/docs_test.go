@@ -237,6 +237,7 @@ func codeBlocks(doc string) []block {
 
 var (
 	numbers = regexp.MustCompile(`[-+±]?[0-9][0-9.,]*|–`) // a dash is a figure that is not known
+	names   = regexp.MustCompile(`"(?:[0-9a-f]{7,40}(?:-dirty)?|v?[0-9]+\.[0-9.]+[^"]*|\(?devel\)?|unknown)"`) // keys' identifiers and versions
 	spaces  = regexp.MustCompile(`[ \t]+`)
 )
 
@@ -244,6 +245,7 @@ var (
 func normalize(s string) string {
 	var lines []string
 	for l := range strings.SplitSeq(strings.TrimSpace(s), "\n") {
+		l = names.ReplaceAllString(l, "N")
 		l = numbers.ReplaceAllString(l, "N")
 		lines = append(lines, strings.TrimSpace(spaces.ReplaceAllString(l, " ")))
 	}

@@ -8,8 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -131,16 +129,8 @@ func (a *app) into(name string, force bool, write func(io.Writer) error) error {
 	if name == "-" {
 		return write(term.Raw(a.out)) // data, not text
 	}
-	if _, err := os.Lstat(name); err == nil && !force {
+	if isFile(name) && !force {
 		return withHint(fmt.Errorf("write %s: %w", name, fs.ErrExist), "--force replaces it")
 	}
-	f, err := os.CreateTemp(filepath.Dir(name), ".export-*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	defer os.Remove(f.Name()) // after the rename there is nothing of that name
-	if err := errors.Join(write(f), f.Chmod(0o644), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
+	return writeFile(name, write)
 }

@@ -164,6 +164,7 @@ func formatList() string {
 // sources opens the files to import; "-" is standard input.
 func (a *app) sources(names []string) ([]foreign.Source, func(), error) {
 	var open []*os.File
+	var opened []string
 	done := func() {
 		for _, f := range open {
 			f.Close()
@@ -181,6 +182,18 @@ func (a *app) sources(names []string) ([]foreign.Source, func(), error) {
 			return nil, nil, fmt.Errorf("import: %w", err)
 		}
 		open = append(open, f)
+		info, err := f.Stat()
+		if err == nil && info.IsDir() {
+			err = fmt.Errorf("%s is a directory: name the files in it", n)
+		}
+		if err == nil && slices.Contains(opened, n) {
+			err = fmt.Errorf("%s is named twice: its rows would be counted twice", n)
+		}
+		if err != nil {
+			done()
+			return nil, nil, fmt.Errorf("import: %w", err)
+		}
+		opened = append(opened, n)
 		sources = append(sources, foreign.Source{Name: filepath.Base(n), R: f})
 	}
 	return sources, done, nil

@@ -194,22 +194,6 @@ func (a *app) push(r *experiment.Report, j judgeFlags) {
 	}
 }
 
-// writeFile writes a whole file or none.
-func writeFile(path string, write func(io.Writer) error) error {
-	f, err := os.Create(path + ".part")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	err = errors.Join(write(f), f.Close())
-	if err == nil {
-		err = os.Rename(path+".part", path)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(path+".part")))
-	}
-	return nil
-}
-
 func verdictExit(s verdict.State) error {
 	switch s {
 	case verdict.Regressed:
