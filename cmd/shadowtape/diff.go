@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -65,7 +66,7 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 				return a.diffMany(o.base, o.candidate, "", o.judge, o.json)
 			}
 			for _, name := range append(slices.Clone(judgeHow), judgeWhere...) {
-				if c.Flags().Changed(name) && !slices.Contains([]string{"json", "html", "force"}, name) {
+				if c.Flags().Changed(name) && !slices.Contains([]string{"json", "html", "md", "force"}, name) {
 					return usageError(fmt.Errorf("--%s is for launches in pairs, and here is one run a side", name), "several runs after --base and after --candidate, or leave it out")
 				}
 			}
@@ -99,6 +100,11 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 				}
 				page.Diff, page.Version = &d, version
 				if err := writeNew(o.judge.html, o.judge.force, page.HTML); err != nil {
+					return err
+				}
+			}
+			if o.judge.md != "" {
+				if err := writeFile(o.judge.md, func(w io.Writer) error { return diffMarkdown(w, d) }); err != nil {
 					return err
 				}
 			}
@@ -148,4 +154,16 @@ func diffExit(d analyzer.Diff, singleRun bool) error {
 		return exitWith(exitInconclusive, nil, "")
 	}
 	return nil
+}
+
+// diffMarkdown writes a comparison of one run a side for a pull request's comment: its text, and what it is worth.
+func diffMarkdown(w io.Writer, d analyzer.Diff) error {
+	if _, err := io.WriteString(w, "```text\n"); err != nil {
+		return err
+	}
+	if err := d.Text(w); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "```\n\nOne run a side informs: what differs from one start of a server to the next is not in the intervals.\n")
+	return err
 }

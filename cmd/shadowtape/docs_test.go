@@ -236,7 +236,7 @@ func codeBlocks(doc string) []block {
 }
 
 var (
-	numbers = regexp.MustCompile(`[-+±]?[0-9][0-9.,]*|–`) // a dash is a figure that is not known
+	numbers = regexp.MustCompile(`[-+±]?[0-9][0-9.,]*|–`)                                                      // a dash is a figure that is not known
 	names   = regexp.MustCompile(`"(?:[0-9a-f]{7,40}(?:-dirty)?|v?[0-9]+\.[0-9.]+[^"]*|\(?devel\)?|unknown)"`) // keys' identifiers and versions
 	spaces  = regexp.MustCompile(`[ \t]+`)
 )
