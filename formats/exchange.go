@@ -127,7 +127,8 @@ const (
 
 // The kinds of Exchange.ErrorKind. HTTP failures are "http_<status>".
 const (
-	ErrorConnect     = "connect"           // no connection to the target
+	ErrorConnect     = "connect"           // no connection to the target: refused, unreachable, a bad name or certificate
+	ErrorConnectTime = "connect_timeout"   // no connection to the target in time
 	ErrorReset       = "reset"             // the connection broke before the answer was whole
 	ErrorTimeout     = "timeout"           // no answer had begun by the deadline; of imported files: no whole answer
 	ErrorStall       = "stall"             // the answer had begun, and nothing more of it came for a while before the deadline

@@ -29,11 +29,14 @@ type Sink interface {
 	Write(x *formats.Exchange) error
 }
 
+// MostInFlight is how many requests may be in flight where nothing else is said.
+const MostInFlight = 100_000
+
 // Options of Replay. The zero value works.
 type Options struct {
 	RequestIDs  string        // what x-request-id starts with: RequestID(RequestIDs, arrival index). "": "st"
 	Node        string        // the machine that replays
-	MaxInFlight int           // arrivals past it are dropped and counted; 0: 100,000
+	MaxInFlight int           // arrivals past it are dropped and counted; 0: MostInFlight
 	LateAfter   time.Duration // a request sent later than this after its time counts as late; 0: 1 ms
 	Drain       time.Duration // how long after the last arrival answers are waited for; what is left then has ended by run_end. 0: the client's Timeout and 5 s
 	Builders    int           // goroutines that make bodies; 0: 2
@@ -76,7 +79,7 @@ func (o *Options) defaults(c *client.Client) {
 		o.RequestIDs = "st"
 	}
 	if o.MaxInFlight == 0 {
-		o.MaxInFlight = 100_000
+		o.MaxInFlight = MostInFlight
 	}
 	if o.LateAfter == 0 {
 		o.LateAfter = time.Millisecond

@@ -321,6 +321,31 @@ func TestReuseRace(t *testing.T) {
 	})
 }
 
+// Where one kept connection was closed, others are: what is sent again does not try them all.
+func TestReuseRaceOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ok := stream(10*ms, 10*ms, 2)
+		s := &scripted{answer: func(w io.Writer, n int, r *http.Request, b []byte) error {
+			err := ok(w, n, r, b)
+			if n < 8 { // all eight of the first burst are closed behind the client's back
+				err = errors.Join(err, errors.New("close"))
+			}
+			return err
+		}}
+		burst := make([]time.Duration, 8, 16)
+		for range 8 {
+			burst = append(burst, time.Second)
+		}
+		st, rows := replayed(t, t.Context(), s, at(burst...), Options{Cold: true}, client.Options{})
+		if st.Requests.Completed != 16 || st.Retried != 8 || s.dials != 16 {
+			t.Fatalf("retried %d, %+v %v, %d connections", st.Retried, st.Requests, st.Errors, s.dials)
+		}
+		if x := rows[8]; x.Attempt.V != 2 || x.ConnReused.V {
+			t.Errorf("attempt %d, reused %t", x.Attempt.V, x.ConnReused.V)
+		}
+	})
+}
+
 // The connections of a burst stand before it, and no latency has a connection's set-up in it.
 func TestConnectionsAreWarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -23,7 +23,7 @@ func (r *replay) users(ctx context.Context, first *job) bool {
 	var wg sync.WaitGroup
 	for i := range r.o.Users {
 		wg.Go(func() {
-			due := r.o.Ramp * time.Duration(i) / time.Duration(r.o.Users)
+			due := time.Duration(float64(r.o.Ramp) * float64(i) / float64(r.o.Users))
 			for {
 				SleepTimer(r.clk.At(due), ctx.Done())
 				if ctx.Err() != nil || r.o.End > 0 && due >= r.o.End {

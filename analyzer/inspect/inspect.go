@@ -62,10 +62,11 @@ type Profile struct {
 	Pearson        analyzer.Null    `json:"pearson"`  // of input and output tokens
 	Spearman       analyzer.Null    `json:"spearman"` // ties share their average rank
 	Prefix         PrefixReuse      `json:"prefix"`
-	TimeQuantumMS  analyzer.Null    `json:"time_quantum_ms"` // median spacing of the distinct times, where most are shared; else null
-	Sessions       *int64           `json:"sessions"`        // distinct; null where the trace has none
-	Counters       formats.Counters `json:"counters"`        // what the recorder or importer met
-	KeptBodies     string           `json:"kept_bodies"`     // the file in which the text of requests was kept; "" where there is none
+	TimeQuantumMS  analyzer.Null    `json:"time_quantum_ms"`   // median spacing of the distinct times, where most are shared; else null
+	Sessions       *int64           `json:"sessions"`          // distinct; null where the trace has none
+	Overlapping    *int64           `json:"overlapping_turns"` // turns that came before an answer before them in their session had ended; null without sessions or ends
+	Counters       formats.Counters `json:"counters"`          // what the recorder or importer met
+	KeptBodies     string           `json:"kept_bodies"`       // the file in which the text of requests was kept; "" where there is none
 
 	Label    string   `json:"-"`
 	Source   string   `json:"-"`
@@ -73,14 +74,14 @@ type Profile struct {
 }
 
 // Trace reads a trace once (twice where it is stored out of arrival order and has prefix blocks). It holds 8 bytes a row for arrival
-// times, 8 for two lengths, 16 more while ranks are made, 32 for each distinct prefix block and 8 for each session.
+// times, 8 for two lengths, 16 more while ranks are made, 32 for each distinct prefix block, 8 for each session and 24 for each of its turns.
 func Trace(r *analyzer.Run) (Profile, error) {
 	p := Profile{Schema: 1, Counters: r.Header.Counters, Label: r.Label, Source: r.Header.SourceKind}
 	p.KeptBodies = r.Header.KeptBodies
 	p.TokenSources = TokenSources{map[string]int64{}, map[string]int64{}}
-	in := inspection{header: r.Header, sessions: map[formats.Hash]struct{}{}}
+	in := inspection{header: r.Header, sessions: map[formats.Hash]int32{}}
 	for x, err := range r.Exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColInputTokensSource,
-		formats.ColOutputTokens, formats.ColOutputTokensSource, formats.ColPrefixBlocks, formats.ColPrefixTailTokens, formats.ColSessionID) {
+		formats.ColOutputTokens, formats.ColOutputTokensSource, formats.ColPrefixBlocks, formats.ColPrefixTailTokens, formats.ColSessionID, formats.ColEnd) {
 		if err != nil {
 			return p, fmt.Errorf("inspect %s: %w", r.Name, err)
 		}
@@ -124,7 +125,15 @@ type inspection struct {
 	input    []int32 // of all rows; −1 is unknown
 	output   []int32
 	prefix   prefixScan
-	sessions map[formats.Hash]struct{}
+	sessions map[formats.Hash]int32
+	turns    []turn
+	ends     bool // some turns say when they ended
+}
+
+// turn is one of a session's requests.
+type turn struct {
+	at, end int64 // ns; an end that is not known is at
+	session int32
 }
 
 func (in *inspection) add(x *formats.Exchange) {
@@ -135,7 +144,13 @@ func (in *inspection) add(x *formats.Exchange) {
 	in.input = append(in.input, length(x.InputTokens))
 	in.output = append(in.output, length(x.OutputTokens))
 	if x.SessionID.Valid {
-		in.sessions[x.SessionID.V] = struct{}{}
+		n, known := in.sessions[x.SessionID.V]
+		if !known {
+			n = int32(len(in.sessions))
+			in.sessions[x.SessionID.V] = n
+		}
+		in.turns = append(in.turns, turn{x.ArrivalUnixNS, x.ArrivalUnixNS + x.EndNS.Or(0), n})
+		in.ends = in.ends || x.EndNS.Valid
 	}
 	in.prefix.add(x, in.header)
 }
@@ -153,6 +168,10 @@ func (in *inspection) fill(p *Profile) {
 	if len(in.sessions) > 0 {
 		s := int64(len(in.sessions))
 		p.Sessions = &s
+		if in.ends {
+			n := overlapping(in.turns)
+			p.Overlapping = &n
+		}
 	}
 	if b := in.prefix; b.blocks > 0 {
 		p.Prefix.BlockHitRate = figure.Known(float64(b.hits) / float64(b.blocks))
@@ -195,6 +214,21 @@ func (in *inspection) fill(p *Profile) {
 	if p.TimeQuantumMS.Valid {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("arrivals stand on a %s ms clock: dispersion below that is the clock's", figure.Number(p.TimeQuantumMS.V)))
 	}
+}
+
+// overlapping counts the turns that came before an earlier one of their session had ended. It sorts them.
+func overlapping(turns []turn) (n int64) {
+	slices.SortStableFunc(turns, func(a, b turn) int { return cmp.Or(cmp.Compare(a.session, b.session), cmp.Compare(a.at, b.at)) })
+	for i, end := 1, int64(0); i < len(turns); i++ {
+		if a, b := turns[i-1], turns[i]; a.session == b.session {
+			if end = max(end, a.end); end > b.at {
+				n++
+			}
+		} else {
+			end = 0
+		}
+	}
+	return n
 }
 
 func lengthsOf(column []int32) Lengths {
@@ -362,7 +396,11 @@ func (p Profile) Text(w io.Writer) error {
 		line("prefix reuse   unknown: the trace has no prefix blocks")
 	}
 	if p.Sessions != nil {
-		line("sessions       %s", figure.Count(*p.Sessions))
+		turns := ""
+		if p.Overlapping != nil {
+			turns = "; " + figure.Count(*p.Overlapping) + " turns came before the answer before them had ended"
+		}
+		line("sessions       %s%s", figure.Count(*p.Sessions), turns)
 	}
 	for _, warning := range p.Warnings {
 		line("warning: %s", warning)

@@ -169,3 +169,35 @@ func TestColumnNamesInPrivacy(t *testing.T) {
 		}
 	}
 }
+
+// Turns that overlap are counted in the order of their arrivals, in whatever order they are stored.
+func TestOverlappingTurns(t *testing.T) {
+	a, b := formats.Hash{1}, formats.Hash{2}
+	row := func(session formats.Hash, at, took int64) *formats.Exchange {
+		return &formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: at, SessionID: formats.Of(session), EndNS: formats.Of(took)}
+	}
+	for _, c := range []struct {
+		name string
+		rows []*formats.Exchange
+		want int64
+	}{
+		{"one after the other", []*formats.Exchange{row(a, 0, 10), row(a, 10, 10), row(b, 5, 100), row(a, 20, 1)}, 0},
+		{"as they ended", []*formats.Exchange{row(a, 10, 5), row(a, 0, 30), row(a, 20, 50), row(b, 0, 1), row(b, 1, 1)}, 2},
+		{"an end that is not known ends nothing", []*formats.Exchange{{Phase: formats.PhaseRecord, SessionID: formats.Of(a)}, row(a, 5, 1)}, 0},
+	} {
+		in := inspection{sessions: map[formats.Hash]int32{}}
+		for _, x := range c.rows {
+			in.add(x)
+		}
+		var p Profile
+		if in.fill(&p); p.Overlapping == nil || *p.Overlapping != c.want {
+			t.Errorf("%s: %v, want %d", c.name, p.Overlapping, c.want)
+		}
+	}
+	in := inspection{sessions: map[formats.Hash]int32{}}
+	in.add(&formats.Exchange{Phase: formats.PhaseRecord, SessionID: formats.Of(a)})
+	var p Profile
+	if in.fill(&p); p.Sessions == nil || p.Overlapping != nil {
+		t.Errorf("no end is known, and %v turns overlap", p.Overlapping)
+	}
+}

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -108,7 +111,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.aborts, "aborts", "recorded", "recorded: break answers off as the recorded client did; none")
 	f.StringVar(&o.config, "config", "", "YAML `file` with the values of flags, by their names; flags on the command line win")
 	f.StringVar(&o.clock, "clock", "kernel", "kernel: time answers by the kernel's stamps where it gives them; user: when they were read")
-	f.StringVar(&o.http, "http", "1.1", "1.1: each answer on a connection of its own; 2: answers share connections (without TLS by prior knowledge); auto: what the target prefers under TLS")
+	f.StringVar(&o.http, "http", "auto", "auto: what the target prefers under TLS, each answer on a connection of its own; 1.1; 2: HTTP/2 (without TLS by prior knowledge), and answers share connections")
 	f.BoolVar(&o.keepCache, "keep-cache", false, "do not empty the server's prefix cache first")
 	f.DurationVar(&o.scrape, "scrape", 500*time.Millisecond, "time between scrapes of the server's metrics; negative: none")
 	f.StringArrayVar(&o.metrics, "metrics", nil, "`URL` of a further metrics page to watch, such as an engine's behind a router")
@@ -183,6 +186,10 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 func (a *app) replayInto(ctx context.Context, c *cobra.Command, where string, jo job.Options) (m formats.Manifest, warnings []string, err error) {
 	j, err := job.Prepare(ctx, jo)
 	if err != nil {
+		var op *net.OpError
+		if jo.Client.HTTP == "2" && strings.HasPrefix(err.Error(), "reach ") && !(errors.As(err, &op) && op.Op == "dial") {
+			err = withHint(err, "--http auto speaks HTTP/1.1 to a target that offers no HTTP/2")
+		}
 		return m, nil, err
 	}
 	defer j.Close()
@@ -401,6 +408,16 @@ func progress(l *replayer.Live) (int64, string) {
 	return n, s
 }
 
+// byKind lists kinds with their counts, the most frequent first.
+func byKind(kinds map[string]int64) string {
+	names := slices.Sorted(maps.Keys(kinds))
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(kinds[b], kinds[a]) })
+	for i, n := range names {
+		names[i] = fmt.Sprintf("%d %s", kinds[n], n)
+	}
+	return strings.Join(names, ", ")
+}
+
 // replayed prints what a run came to and turns it into an exit code. The plan's warnings have been printed.
 func (a *app) replayed(m formats.Manifest, o replayFlags, planned []string) error {
 	verdict := "valid"
@@ -419,6 +436,14 @@ func (a *app) replayed(m formats.Manifest, o replayFlags, planned []string) erro
 		o.out, verdict, r.Scheduled, r.Sent, r.Dropped, r.Completed, r.Failed, r.Aborted, r.RunEnd, lag)
 	if err != nil {
 		return err
+	}
+	for _, k := range []struct {
+		what string
+		n    map[string]int64
+	}{{"failed", m.Errors}, {"dropped", m.Dropped}} {
+		if len(k.n) > 0 {
+			fmt.Fprintf(a.err, "%s: %s\n", k.what, byKind(k.n))
+		}
 	}
 	for _, w := range m.Warnings {
 		if slices.Contains(planned, w) {

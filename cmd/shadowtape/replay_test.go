@@ -213,6 +213,9 @@ func TestReplayRefuses(t *testing.T) {
 		{"bad speed", []string{trace, "--target", url, "-o", out, "--speed", "-1"}, exitUsage, "--speed"},
 		{"bad dialect", []string{trace, "--target", url, "-o", out, "--dialect", "klingon"}, exitUsage, "klingon"},
 		{"key not set", []string{trace, "--target", url, "-o", out, "--api-key-env", "SHADOWTAPE_NO_SUCH"}, exitUsage, "SHADOWTAPE_NO_SUCH"},
+		{"a ramp of nobody", []string{trace, "--target", url, "-o", out, "--ramp", "1s"}, exitUsage, "--ramp is of --users"},
+		{"thoughts of nobody", []string{trace, "--target", url, "-o", out, "--think", "1s"}, exitUsage, "--think is of --users"},
+		{"users beyond number", []string{trace, "--target", url, "-o", out, "--users", "1000000000"}, exitUsage, "100000 requests in flight"},
 		{"over an hour", []string{trace, "--target", url, "-o", out}, exitUsage, "--duration"},
 		{"nothing in it", []string{trace, "--target", url, "-o", filepath.Join(trace, "trace.json")}, exitFailed, "exists"},
 	} {

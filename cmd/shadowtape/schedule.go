@@ -76,6 +76,11 @@ func (f scheduleFlags) selection(c *cobra.Command) (schedule.Selection, error) {
 	sel := schedule.Selection{Tenant: f.tenant, Model: f.onlyModel, Preroll: f.preroll, Loops: f.loop, Rate: f.rate, Duration: f.duration, MaxRequests: f.maxRequests}
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for _, name := range []string{"ramp", "think"} {
+		if f.users == 0 && c.Flags().Changed(name) {
+			bad("--%s is of --users, which is not given", name)
+		}
+	}
 	if !(f.speed > 0) {
 		bad("--speed %v is not positive", f.speed)
 	}

@@ -32,12 +32,16 @@ func (o *shardFlags) set(jo *job.Options) (err error) {
 // readShard reads --shard and --start-at; index is the completion index of a Kubernetes Job.
 func readShard(shard, start, index string) (i, n int, at time.Time, err error) {
 	if start != "" {
+		wrong := fmt.Errorf("--start-at wants a time such as 2026-11-30T12:00:00Z, or seconds since 1970, not %q", start)
 		if at, err = time.Parse(time.RFC3339, start); err != nil {
 			s, err := strconv.ParseFloat(start, 64)
 			if err != nil || !(s > 0 && s < 1e10) {
-				return 0, 0, at, fmt.Errorf("--start-at wants a time such as 2026-11-30T12:00:00Z, or seconds since 1970, not %q", start)
+				return 0, 0, at, wrong
 			}
-			at = time.Unix(0, int64(math.Round(s*1e3))*1e6) // a float holds no more
+			at = time.UnixMilli(int64(math.Round(s * 1e3))) // a float holds no more
+		}
+		if at.Before(time.Unix(0, 0)) || at.After(time.Unix(0, math.MaxInt64)) { // what a column holds
+			return 0, 0, at, wrong
 		}
 	}
 	if shard == "" {

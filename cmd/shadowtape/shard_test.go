@@ -130,6 +130,9 @@ func TestReadShard(t *testing.T) {
 		{"1", "", "", 0, 0, 0, "I from 1 to N"},
 		{"a/b", "", "", 0, 0, 0, "I from 1 to N"},
 		{"1/2", "noon", "", 0, 0, 0, "--start-at wants a time"},
+		{"1/2", "2300-01-01T00:00:00Z", "", 0, 0, 0, "--start-at wants a time"},
+		{"1/2", "9300000000", "", 0, 0, 0, "--start-at wants a time"},
+		{"1/2", "1900-01-01T00:00:00Z", "", 0, 0, 0, "--start-at wants a time"},
 	} {
 		i, n, at, err := readShard(c.shard, c.start, c.index)
 		switch {

@@ -143,6 +143,7 @@ func TestSimulateUsage(t *testing.T) {
 		{[]string{in, "-o", filepath.Join(dir, "r"), "--pages", "-3"}, exitUsage, "pages"},
 		{[]string{in, "-o", filepath.Join(dir, "r"), "--sessions", "often"}, exitUsage, "think-time"},
 		{[]string{in, "-o", filepath.Join(dir, "r"), "--users", "2", "--sessions", "think-time"}, exitUsage, "closed loop"},
+		{[]string{in, "-o", filepath.Join(dir, "r"), "--think", "1s"}, exitUsage, "--think is of --users"},
 		{[]string{in, "-o", filepath.Join(dir, "r"), "--loop", "0"}, exitUsage, "endless loop"},
 		{[]string{filepath.Join(dir, "none"), "-o", filepath.Join(dir, "r")}, exitFailed, "none"},
 		{nil, exitUsage, "TRACE"},

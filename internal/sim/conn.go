@@ -149,14 +149,16 @@ func (s *Server) serve(k *conn) {
 		ex := &exchange{server: s, conn: k, arrived: s.now(), id: req.Header.Get("X-Request-Id"), last: last, http10: !req.ProtoAtLeast(1, 1), done: make(chan struct{})}
 		s.route(ex, req, body)
 		// The driver answers. Meanwhile a read tells of a client that goes away; what a client sends early stays in the buffer.
-		if _, err := br.Peek(1); err != nil {
+		_, err = br.Peek(1)
+		if err != nil {
 			ex.abort()
-			<-ex.done
-			return
 		}
 		<-ex.done
 		if last || ex.broken {
 			k.flushed()
+			return
+		}
+		if err != nil {
 			return
 		}
 	}

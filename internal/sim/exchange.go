@@ -86,6 +86,9 @@ func (ex *exchange) end(how string) {
 		ex.server.logs <- logEntry{exchange: ex}
 	}
 	close(ex.done)
+	if ex.last { // its connection ends with it: serve reads no further
+		_ = ex.conn.net.SetReadDeadline(time.Unix(1, 0)) // fails only on a closed connection
+	}
 }
 
 // reply answers an exchange that never reached the engine.

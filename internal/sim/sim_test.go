@@ -299,6 +299,25 @@ func TestSlowReaderDelaysNobody(t *testing.T) {
 	})
 }
 
+// An answer without a length, on a connection that the client wants closed, ends with the connection.
+func TestLastAnswerOfAConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, l, stop := serving(t, Options{Profile: instant(t), Fixed: true, TTFT: 50 * ms, ITL: 10 * ms})
+		defer stop()
+		for _, stream := range []bool{true, false} {
+			c := l.dial()
+			defer c.Close()
+			body := strings.Replace(chatBody, `"stream":true`, fmt.Sprintf(`"stream":%t`, stream), 1)
+			start := time.Now()
+			fmt.Fprintf(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: sim\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+			b, err := io.ReadAll(c)
+			if took := time.Since(start); err != nil || took != 80*ms || !strings.Contains(string(b), "\r\nconnection: close\r\n") || strings.Contains(string(b), "[DONE]") != stream {
+				t.Errorf("stream %t: after %v, %v: %s", stream, took, err, b)
+			}
+		}
+	})
+}
+
 func TestWholeAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, l, stop := serving(t, Options{Profile: instant(t)})

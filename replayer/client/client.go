@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -19,16 +20,18 @@ type Options struct {
 	Header         http.Header   // sent with every request
 	APIKey         string        // sent as "Authorization: Bearer"; never written down
 	Timeout        time.Duration // of one exchange from its sending to its last byte; 0: 10 minutes
-	ConnectTimeout time.Duration // 0: 10 s
+	ConnectTimeout time.Duration // of a connection, and of each answer of the target's in its TLS handshake; 0: 10 s
 	IdleTimeout    time.Duration // how long an unused connection is kept; 0: 4 s, because uvicorn closes its own after 5
 	MaxIdle        int           // unused connections kept per target; 0: 4,096
 	UserAgent      string        // "": shadowtape
 	TLS            *tls.Config   // nil: the system's roots
 	Proxy          *url.URL      // an HTTP proxy in front of the targets; nil: none
 	UserClock      bool          // time reads when they return, although the kernel could say when their bytes came
-	// HTTP is the version to speak: "1.1", which "" is; "2", by agreement under TLS and by prior knowledge without; or "auto": what the
-	// target prefers under TLS, and 1.1 without.
+	// HTTP is the version to speak: "auto", which "" is: what the target prefers under TLS, and 1.1 without, each answer on a connection
+	// of its own; "1.1"; or "2", by agreement under TLS and by prior knowledge without, where answers share connections.
 	HTTP string
+	// AnswerBytes is how much of one answer is read; what is longer ends there (endless). 0: 256 MiB.
+	AnswerBytes int64
 	// Dial opens a connection; nil dials TCP, with the target's address looked up once and pinned.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -48,6 +51,9 @@ func (o Options) Validate() error {
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("a %s of %v is negative", name, d))
 		}
+	}
+	if o.AnswerBytes < 0 {
+		errs = append(errs, fmt.Errorf("answers of %d bytes", o.AnswerBytes))
 	}
 	if o.MaxIdle < 0 {
 		errs = append(errs, fmt.Errorf("%d idle connections", o.MaxIdle))
@@ -91,7 +97,10 @@ func (o *Options) defaults() {
 		o.UserAgent = "shadowtape"
 	}
 	if o.HTTP == "" {
-		o.HTTP = "1.1"
+		o.HTTP = "auto"
+	}
+	if o.AnswerBytes == 0 {
+		o.AnswerBytes = 256 << 20
 	}
 }
 
@@ -222,6 +231,7 @@ type Target struct {
 	mu        sync.Mutex
 	idle      []idleConn
 	multi     []*conn2  // of HTTP/2, in use or not
+	free      []*conn2  // those among them that have room for a stream, newest last
 	speaks    string    // what the last connection agreed on: HTTP/1.1 or HTTP/2; "": none stood yet
 	noWarm    time.Time // until then no connection is opened ahead of need
 	pinned    string    // looked-up address
@@ -288,6 +298,7 @@ func tunnel(ctx context.Context, c net.Conn, address string) error {
 			return err
 		}
 	}
+	defer c.SetDeadline(time.Time{}) // fails only on a closed connection, which its first use sees
 	if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", address, address); err != nil {
 		return err
 	}
@@ -322,7 +333,7 @@ func (p *Target) get() *conn {
 		p.idle = p.idle[:n-1]
 		limit := p.idleLimit
 		p.mu.Unlock()
-		if time.Since(k.since) < limit && alive(k.Conn) {
+		if time.Since(k.since) < limit && alive(k.socket, k.tls) {
 			return k.conn
 		}
 		k.Close()
@@ -348,7 +359,7 @@ func (p *Target) put(k *conn, h head) {
 func (p *Target) closeIdle() {
 	p.mu.Lock()
 	idle, multi := p.idle, p.multi
-	p.idle, p.multi = nil, nil
+	p.idle, p.multi, p.free = nil, nil, nil
 	p.mu.Unlock()
 	for _, k := range idle {
 		k.Close()
@@ -402,7 +413,7 @@ func (p *Target) openMany(ctx context.Context, n int) {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			k, _, err := p.dial(ctx)
+			k, _, err := p.dial(ctx, time.Now().Add(p.c.o.Timeout))
 			if err == nil && k.two {
 				var c *conn2
 				if c, err = newConn2(k); err == nil {
@@ -421,10 +432,12 @@ func (p *Target) openMany(ctx context.Context, n int) {
 	wg.Wait()
 }
 
-// dial opens a connection.
-func (p *Target) dial(ctx context.Context) (*conn, setup, error) {
+// dial opens a connection, before the deadline.
+func (p *Target) dial(ctx context.Context, deadline time.Time) (*conn, setup, error) {
 	s := setup{-1, -1, -1}
-	ctx, cancel := context.WithTimeout(ctx, p.c.o.ConnectTimeout)
+	whole, cancelWhole := context.WithDeadline(ctx, deadline)
+	defer cancelWhole()
+	ctx, cancel := context.WithTimeout(whole, p.c.o.ConnectTimeout)
 	defer cancel()
 	address, start := p.address, time.Now()
 	if proxy := p.c.o.Proxy; proxy != nil {
@@ -458,7 +471,7 @@ func (p *Target) dial(ctx context.Context) (*conn, setup, error) {
 	if !p.c.o.UserClock {
 		nc, stamp = stamped(nc)
 	}
-	k := &conn{stamp: stamp, target: p, two: p.c.o.HTTP == "2"}
+	k := &conn{stamp: stamp, target: p, two: p.c.o.HTTP == "2", socket: nc}
 	if stamp != nil {
 		k.reads = stamp.reads
 	} else if p.mayMultiplex() {
@@ -475,11 +488,14 @@ func (p *Target) dial(ctx context.Context) (*conn, setup, error) {
 			cfg.ServerName = p.url.Hostname()
 		}
 		cfg.NextProtos = map[string][]string{"1.1": {"http/1.1"}, "2": {"h2"}, "auto": {"h2", "http/1.1"}}[p.c.o.HTTP]
-		tc := tls.Client(nc, cfg)
-		if err := tc.HandshakeContext(ctx); err != nil {
+		hand := &patient{Conn: nc, limit: p.c.o.ConnectTimeout}
+		tc := tls.Client(hand, cfg)
+		if err := tc.HandshakeContext(whole); err != nil {
 			nc.Close()
 			return nil, s, err
 		}
+		hand.limit = 0
+		nc.SetReadDeadline(time.Time{}) // fails only on a closed connection, which its first use sees
 		s.tls = int64(time.Since(start))
 		nc, k.tls = tc, true
 		if k.two = tc.ConnectionState().NegotiatedProtocol == "h2"; !k.two && p.c.o.HTTP == "2" {
@@ -497,6 +513,30 @@ func (p *Target) dial(ctx context.Context) (*conn, setup, error) {
 }
 
 var errNoHTTP2 = errors.New("the target does not offer HTTP/2")
+
+// patient is a connection during its TLS handshake: each read waits for the other side as long as the limit says. What the client itself
+// takes to come to run, on a machine out of breath, is not counted: bytes that are there when the time is over are read.
+type patient struct {
+	net.Conn
+	limit time.Duration // 0: the handshake is over
+}
+
+func (c *patient) Read(p []byte) (int, error) {
+	if c.limit == 0 {
+		return c.Conn.Read(p)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(c.limit)); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		const glance = 10 * time.Millisecond
+		if c.SetReadDeadline(time.Now().Add(glance)) == nil {
+			n, err = c.Conn.Read(p)
+		}
+	}
+	return n, err
+}
 
 // pin looks the target's name up once; a run must not wander between machines, nor pay for names in its latencies.
 func (p *Target) pin(ctx context.Context, address string) (string, error) {

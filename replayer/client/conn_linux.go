@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alive peeks at an unused connection: a server that has closed it, or sent what nobody asked for, makes it unfit.
-func alive(c net.Conn) bool {
+// alive looks at an unused connection: a server that has closed it, or sent what nobody asked for, makes it unfit. Under TLS bytes that
+// wait to be read may be session tickets, so only its end counts.
+func alive(c net.Conn, tls bool) bool {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return true
@@ -23,6 +24,12 @@ func alive(c net.Conn) bool {
 	fit := false
 	var b [1]byte
 	err = rc.Read(func(fd uintptr) bool {
+		if tls {
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+			n, err := unix.Poll(p, 0)
+			fit = err == nil && n == 0
+			return true
+		}
 		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 		fit = err == unix.EAGAIN
 		return true

@@ -14,8 +14,9 @@ import (
 	"github.com/shadowtape/shadowtape/internal/openai"
 )
 
-// maxAttempts bounds how often a request is sent: once, and again only while a kept connection turned out to be closed before it
-// answered a byte.
+// maxAttempts bounds how often a request is sent: once, and again only where a kept connection turned out to be closed before it
+// answered a byte, or an HTTP/2 server had not looked at it. What is sent again after the first goes over a connection of its own: where one
+// kept connection was closed, others are.
 const maxAttempts = 3
 
 // stallAfter is the silence before a deadline from which an answer has stalled; half of the time will do.
@@ -99,9 +100,9 @@ type line struct {
 	kept bool
 }
 
-// connect takes a connection that stands, or opens one; what opening took goes into the row.
-func (p *Target) connect(ctx context.Context, x *formats.Exchange) (line, error) {
-	if p.mayMultiplex() {
+// connect takes a connection that stands, or opens one, before the deadline; what opening took goes into the row.
+func (p *Target) connect(ctx context.Context, x *formats.Exchange, deadline time.Time, fresh bool) (line, error) {
+	if p.mayMultiplex() && !fresh {
 		if c := p.connect2(); c != nil {
 			c.mu.Lock()
 			x.ConnReused = formats.Of(c.used > 0)
@@ -109,12 +110,14 @@ func (p *Target) connect(ctx context.Context, x *formats.Exchange) (line, error)
 			return line{two: c, kept: true}, nil
 		}
 	}
-	if k := p.get(); k != nil {
-		x.ConnReused = formats.Of(k.used > 0)
-		return line{one: k, kept: true}, nil
+	if !fresh {
+		if k := p.get(); k != nil {
+			x.ConnReused = formats.Of(k.used > 0)
+			return line{one: k, kept: true}, nil
+		}
 	}
 	x.ConnReused = formats.Of(false)
-	k, s, err := p.dial(ctx)
+	k, s, err := p.dial(ctx, deadline)
 	set(&x.DNSNS, s.dns)
 	set(&x.ConnectNS, s.connect)
 	set(&x.TLSNS, s.tls)
@@ -146,15 +149,24 @@ func (p *Target) Exchange(ctx context.Context, x *formats.Exchange, w *Wire, clk
 		}
 		sent(at)
 	}
+	fresh := false
 	for attempt := int32(1); ; attempt++ {
 		x.Attempt = formats.Of(attempt)
-		on, err := p.connect(ctx, x)
+		on, err := p.connect(ctx, x, deadline, fresh)
 		if err != nil {
 			tell(-1)
-			fail(x, clk.Now()-due, formats.ErrorConnect, formats.EndServerAbort)
-			if ctx.Err() != nil {
-				fail(x, clk.Now()-due, "", formats.EndRunEnd)
+			kind, reason := formats.ErrorConnect, formats.EndServerAbort
+			if !closed(err) {
+				kind, reason = formats.ErrorConnectTime, formats.EndTimeout
 			}
+			switch fail(x, clk.Now()-due, kind, reason); {
+			case ctx.Err() != nil:
+				x.ErrorKind, x.EndReason = "", formats.EndRunEnd
+			case cut.after > 0 && !time.Now().Before(deadline):
+				x.ErrorKind, x.EndReason = "", formats.EndClientAbort
+				return
+			}
+			x.PlannedAbort = formats.Null[bool]{}
 			return
 		}
 		var again bool
@@ -163,6 +175,7 @@ func (p *Target) Exchange(ctx context.Context, x *formats.Exchange, w *Wire, clk
 		} else {
 			again = on.one.exchange(x, w, clk, due, deadline, retry && on.kept, cut, tell)
 		}
+		fresh = again && (on.one != nil || on.two.ended())
 		if !again {
 			if x.EndReason == formats.EndTimeout && p.c.isCut() {
 				x.ErrorKind, x.EndReason = "", formats.EndRunEnd
@@ -236,11 +249,15 @@ func (k *conn) answer(x *formats.Exchange, clk Clock, due int64, werr error, ret
 	if k.kernel {
 		x.Clock = formats.ClockKernel
 	}
-	b := newBody(h)
+	b := newBody(h, k.target.c.o.AnswerBytes)
 	r := openai.NewResponse(x, h.status, h.contentType)
 	err = k.body(x, clk, due, &b, r, cut)
 	x.ResponseBytes = formats.Of(b.total)
-	r.End(k.readAt-due, b.done)
+	end := k.readAt
+	if k.spent && err == nil { // the wait for its framing is no part of it
+		end = k.heard
+	}
+	r.End(end-due, b.done)
 	verdict(x, &h, err, k.heard-due, clk.Now()-due)
 	if err == nil && b.done && h.keepAlive && !k.spent && k.r == k.w {
 		k.target.put(k, h)

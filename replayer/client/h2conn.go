@@ -2,7 +2,6 @@ package client
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -50,13 +49,15 @@ type conn2 struct {
 	mu      sync.Mutex
 	streams map[uint32]*stream
 	next    uint32
-	active  int   // streams that count against most, those being opened included
-	most    int   // streams at once that the server takes
-	window  int64 // what we may send on the connection
-	first   int64 // what we may send on a new stream
-	frame   int64 // the largest DATA frame that the server takes
-	used    int   // streams so far
-	closing bool  // no new stream: GOAWAY, out of ids, or broken
+	active  int       // streams that count against most, those being opened included
+	most    int       // streams at once: what the server takes, or 1 where answers do not share connections
+	own     bool      // they do not
+	unused  time.Time // since when it has no stream; the zero time: it has one, or never had
+	window  int64     // what we may send on the connection
+	first   int64     // what we may send on a new stream
+	frame   int64     // the largest DATA frame that the server takes
+	used    int       // streams so far
+	closing bool      // no new stream: GOAWAY, out of ids, unused, or broken
 	broken  error
 	replies []func(*http2.Framer) error // frames that are no request's
 	gone    chan struct{}               // closed when the connection is broken
@@ -66,6 +67,8 @@ type conn2 struct {
 	read      readTime
 	eventRead int // the last read that brought a token event to any stream
 	owed      int // bytes read and not given back to the connection's window
+
+	offered bool // it stands in the target's free; of the target's mu
 }
 
 // readTime is when the bytes of a read were there.
@@ -90,7 +93,10 @@ func (c *counted) Read(p []byte) (int, error) {
 // newConn2 speaks HTTP/2 over k and starts to read. The goroutine ends when the connection does; Client.Close closes it and waits.
 func newConn2(k *conn) (*conn2, error) {
 	c := &conn2{Conn: k.Conn, target: k.target, stamp: k.stamp, reads: k.reads, streams: map[uint32]*stream{}, next: 1, most: h2Streams, window: h2FirstWindow, first: h2FirstWindow, frame: 16 << 10,
-		gone: make(chan struct{}), kick: make(chan struct{}, 1)}
+		gone: make(chan struct{}), kick: make(chan struct{}, 1), unused: time.Now()}
+	if c.own = c.target.c.o.HTTP != "2"; c.own {
+		c.most = 1
+	}
 	c.fw = http2.NewFramer(&c.out, nil)
 	c.enc = hpack.NewEncoder(&c.head)
 	c.wmu.Lock()
@@ -170,6 +176,7 @@ func (c *conn2) reserve() bool {
 		return false
 	}
 	c.active++
+	c.unused = time.Time{}
 	return true
 }
 
@@ -177,18 +184,45 @@ func (c *conn2) reserve() bool {
 func (c *conn2) room() (n int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return max(c.most-c.active, 0), !c.closing || c.active > 0
+	if c.closing {
+		return 0, c.active > 0
+	}
+	return max(c.most-c.active, 0), true
+}
+
+// ended says whether the connection is broken.
+func (c *conn2) ended() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.broken != nil
 }
 
 // release gives a stream's room back, and closes a connection that takes no new ones with its last.
 func (c *conn2) release() {
 	c.mu.Lock()
 	c.active--
-	last := c.closing && c.active == 0
+	if c.active == 0 {
+		c.unused = time.Now()
+	}
+	last, open := c.closing && c.active == 0, !c.closing
 	c.mu.Unlock()
 	if last {
 		c.Close()
+	} else if open {
+		c.target.offer2(c)
 	}
+}
+
+// retire closes a connection that has not been used for so long; it says whether it has.
+func (c *conn2) retire(limit time.Duration) bool {
+	c.mu.Lock()
+	old := !c.closing && c.active == 0 && time.Since(c.unused) >= limit
+	c.closing = c.closing || old
+	c.mu.Unlock()
+	if old {
+		c.stop(net.ErrClosed)
+	}
+	return old
 }
 
 // stop ends the connection: streams that are open fail with err.
@@ -364,7 +398,9 @@ func (c *conn2) settings(f *http2.SettingsFrame) error {
 	err := f.ForeachSetting(func(s http2.Setting) error {
 		switch s.ID {
 		case http2.SettingMaxConcurrentStreams:
-			c.most = int(min(s.Val, 1<<20))
+			if c.most = int(min(s.Val, 1<<20)); c.own {
+				c.most = min(c.most, 1)
+			}
 		case http2.SettingInitialWindowSize:
 			if s.Val > 1<<31-1 {
 				return errProtocol
@@ -520,61 +556,4 @@ func (c *conn2) fields(w *Wire) {
 	}
 	put("x-request-id", w.id, true) // another each time: no use to index
 	put("content-length", strconv.Itoa(len(w.body)), true)
-}
-
-// connect2 is a connection with room for one more stream: one that stands, or nil.
-func (t *Target) connect2() *conn2 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	live := t.multi[:0]
-	var found *conn2
-	for _, c := range t.multi {
-		if _, ok := c.room(); !ok {
-			continue
-		}
-		live = append(live, c)
-		if found == nil && c.reserve() {
-			found = c
-		}
-	}
-	clear(t.multi[len(live):])
-	t.multi = live
-	return found
-}
-
-// keep2 makes a new connection known to other exchanges; with reserved, room for one stream is the caller's.
-func (t *Target) keep2(c *conn2, reserved bool) {
-	if reserved {
-		c.mu.Lock()
-		c.active++
-		c.mu.Unlock()
-	}
-	t.mu.Lock()
-	t.multi = append(t.multi, c)
-	t.mu.Unlock()
-}
-
-// warm2 opens connections until n streams have room.
-func (t *Target) warm2(ctx context.Context, n int) {
-	t.mu.Lock()
-	free, most := 0, h2Streams
-	for _, c := range t.multi {
-		k, ok := c.room()
-		if ok {
-			free += k
-			most = max(c.limit(), 1)
-		}
-	}
-	wait := time.Now().Before(t.noWarm)
-	t.mu.Unlock()
-	if free >= n || wait {
-		return
-	}
-	t.openMany(ctx, (n-free+most-1)/most)
-}
-
-func (c *conn2) limit() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.most
 }

@@ -131,7 +131,7 @@ func (s *stream) data(p []byte, end bool) {
 	if !kernel {
 		x.Clock = formats.ClockUser
 	}
-	if s.total += int64(len(p)); s.total > maxBodyBytes {
+	if s.total += int64(len(p)); s.total > s.c.target.c.o.AnswerBytes {
 		s.overLocked(errTooLong)
 		return
 	}

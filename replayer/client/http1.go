@@ -3,7 +3,6 @@ package client
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"strconv"
@@ -14,14 +13,13 @@ import (
 
 // The limits of what an answer may make the client hold.
 const (
-	maxHeadBytes = 64 << 10  // status line and headers
-	maxBodyBytes = 256 << 20 // of one answer; an endless stream ends here or at its deadline
-	readBytes    = 16 << 10  // one read
+	maxHeadBytes = 64 << 10 // status line and headers; of its body: Options.AnswerBytes
+	readBytes    = 16 << 10 // one read
 )
 
 var (
 	errProtocol = errors.New("the answer is no HTTP/1.1")
-	errTooLong  = fmt.Errorf("the answer is longer than %d MiB", maxBodyBytes>>20)
+	errTooLong  = errors.New("the answer is too long")
 )
 
 // head is what the client needs of a response's status line and headers.
@@ -117,6 +115,7 @@ type body struct {
 	size    []byte // of a chunk-size line that was cut between two reads
 	done    bool
 	total   int64 // body bytes so far
+	most    int64 // of them
 }
 
 type chunkState uint8
@@ -128,14 +127,15 @@ const (
 	chunkTrailer
 )
 
-func newBody(h head) body {
+// newBody is the body behind h; it may be of so many bytes.
+func newBody(h head, most int64) body {
 	switch {
 	case h.chunked:
-		return body{chunked: true}
+		return body{chunked: true, most: most}
 	case h.length >= 0:
-		return body{left: h.length, done: h.length == 0}
+		return body{left: h.length, done: h.length == 0, most: most}
 	}
-	return body{toEOF: true}
+	return body{toEOF: true, most: most}
 }
 
 // decode returns the body bytes among p, moved to its front, and how many bytes of p belonged to this response.
@@ -194,7 +194,7 @@ func (b *body) decode(p []byte) (out []byte, used int, err error) {
 }
 
 func (b *body) count(out []byte, used int) ([]byte, int, error) {
-	if b.total += int64(len(out)); b.total > maxBodyBytes {
+	if b.total += int64(len(out)); b.total > b.most {
 		return nil, used, errTooLong
 	}
 	return out, used, nil
@@ -222,7 +222,8 @@ func (b *body) line(l []byte) error {
 // conn is one HTTP/1.1 connection. One goroutine at a time uses it.
 type conn struct {
 	net.Conn
-	stamp  stamper // nil where the kernel gives no receive times
+	socket net.Conn // what Conn goes over: it without TLS
+	stamp  stamper  // nil where the kernel gives no receive times
 	tls    bool
 	two    bool       // it speaks HTTP/2
 	reads  func() int // counts reads of the socket; nil where nobody asks

@@ -15,7 +15,7 @@ func TestChunkedAtEveryCut(t *testing.T) {
 	const Wire = "5;ext=1\r\nhello\r\n1\r\n \r\n00c\r\n world\r\nabcd\r\n0\r\nTrailer: x\r\n\r\nHTTP/1.1"
 	const want = "hello  world\r\nabcd"
 	for cut := range len(Wire) {
-		b := newBody(head{chunked: true, length: -1})
+		b := newBody(head{chunked: true, length: -1}, 1<<20)
 		var got []byte
 		used := 0
 		for _, part := range []string{Wire[:cut], Wire[cut:]} {
@@ -77,7 +77,7 @@ func FuzzAnswer(f *testing.F) {
 		if err != nil || h.status < 200 {
 			return
 		}
-		b := newBody(h)
+		b := newBody(h, 1<<20)
 		var got []byte
 		rest := in[end:]
 		k := min(int(cut), len(rest))

@@ -105,7 +105,7 @@ func TestKernelStamps(t *testing.T) {
 	if n, err := c.Read(buf); n != 0 || err == nil || err.Error() != "EOF" {
 		t.Errorf("a closed connection gives %d, %v", n, err)
 	}
-	if alive(c) {
+	if alive(c, false) || alive(c, true) {
 		t.Error("a closed connection is called alive")
 	}
 }

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -96,6 +97,9 @@ func (o Options) Validate() error {
 		if o.Users > 0 || o.Saturate > 0 || !o.WarmRule.none() {
 			errs = append(errs, errors.New("a shard has no closed loop of users, no saturation and no warm-up that ends by what is seen: each needs all of the load"))
 		}
+	}
+	if most := cmp.Or(o.MaxInFlight, replayer.MostInFlight); o.Users > most {
+		errs = append(errs, fmt.Errorf("%d users would have more than %d requests in flight (--max-in-flight)", o.Users, most))
 	}
 	if o.Users > 0 && (o.Selection.ThinkTime || o.Cooldown > 0) {
 		errs = append(errs, errors.New("a closed loop of users has neither the trace's sessions nor a cooldown"))

@@ -99,8 +99,8 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 	if a, b := &s.Quality.PerEvent, &s.Quality.RecordedPer; a.N() > 0 && b.N() > 0 && math.Abs(a.Mean()/b.Mean()-1) > 0.1 {
 		warn("an event brings %.3g tokens here and brought %.3g in the recording: TPOT is not comparable with it", a.Mean(), b.Mean())
 	}
-	if q := &s.Quality; 20*q.Coalesced > q.Events && slices.ContainsFunc(j.client.Targets(), func(t *client.Target) bool { return t.Protocol() == "HTTP/2" }) {
-		warn("answers shared connections over HTTP/2, so what came in one read cannot be timed apart: --http 1.1 gives each its own")
+	if q := &s.Quality; 20*q.Coalesced > q.Events && j.o.Client.HTTP == "2" && slices.ContainsFunc(j.client.Targets(), func(t *client.Target) bool { return t.Protocol() == "HTTP/2" }) {
+		warn("answers shared connections over HTTP/2, so what came in one read cannot be timed apart: --http auto gives each its own")
 	}
 	if ws.Scrapes > 0 && ws.Failed == ws.Scrapes {
 		warn("the server offers no metrics: %s", ws.LastError)
