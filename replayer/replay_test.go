@@ -186,6 +186,26 @@ func TestLookAheadIsBounded(t *testing.T) {
 	})
 }
 
+// Arrivals of one instant are sent in that instant, however many they are and however long answers take.
+func TestABurstIsOneInstant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{answer: stream(time.Minute, ms, 2), slowDial: 5 * ms}
+		burst := make([]time.Duration, 1000)
+		for i := range burst {
+			burst[i] = 2 * time.Second
+		}
+		st, rows := replayed(t, t.Context(), s, at(append([]time.Duration{0}, burst...)...), Options{}, client.Options{})
+		if st.Requests.Completed != 1001 || st.Late != 0 {
+			t.Fatalf("%+v, %d late", st.Requests, st.Late)
+		}
+		for _, x := range rows {
+			if x.SentNS.V != 0 || x.FirstTokenNS.V != int64(time.Minute) {
+				t.Fatalf("request %d was sent %v after its time, its first token came after %v", x.ArrivalIndex.V, time.Duration(x.SentNS.V), time.Duration(x.FirstTokenNS.V))
+			}
+		}
+	})
+}
+
 func TestInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -437,13 +437,17 @@ func (a *app) replayed(m formats.Manifest, o replayFlags, planned []string) erro
 	if err != nil {
 		return err
 	}
-	for _, k := range []struct {
-		what string
-		n    map[string]int64
-	}{{"failed", m.Errors}, {"dropped", m.Dropped}} {
-		if len(k.n) > 0 {
-			fmt.Fprintf(a.err, "%s: %s\n", k.what, byKind(k.n))
+	if c, ok := m.Fidelity["capacity"].(map[string]any); ok {
+		grew := map[bool]string{true: ", and more users would have raised it"}[c["still_growing"] == true]
+		fmt.Fprintf(a.out, "capacity %.0f output tokens a second, with %v users%s\n", c["output_tokens_per_s"], c["users"], grew)
+	}
+	for key, what := range map[string]string{"warmup_requests": "warm-up", "unmeasured_requests": "the preroll and the cooldown"} {
+		if n, ok := m.Fidelity[key].(int64); ok && n > 0 {
+			fmt.Fprintf(a.err, "not measured: %d requests of %s\n", n, what)
 		}
+	}
+	if len(m.Errors) > 0 {
+		fmt.Fprintf(a.err, "failed: %s\n", byKind(m.Errors))
 	}
 	for _, w := range m.Warnings {
 		if slices.Contains(planned, w) {

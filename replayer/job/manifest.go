@@ -81,7 +81,7 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 	if s.ClockSteps > 0 {
 		warn("the wall clock was set %d times: answers around it are timed when they were read", s.ClockSteps)
 	}
-	if s.Overlapped > 0 && !j.o.Selection.ThinkTime {
+	if s.Overlapped > 0 && !j.o.Selection.ThinkTime && j.o.Users == 0 {
 		warn("%d turns were sent before their session's last answer was there: the recorded times are kept (--sessions think-time waits)", s.Overlapped)
 	}
 	if s.Retried > 0 {
@@ -121,6 +121,9 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 	}
 	slices.Sort(m.Warnings[planned:])
 	m.Fidelity = fidelity(&s, j.Plan)
+	if n := s.Warmup.Scheduled; n > 0 {
+		m.Fidelity["unmeasured_requests"] = n
+	}
 	p.describe(m.Fidelity)
 }
 
