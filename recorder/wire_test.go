@@ -68,10 +68,24 @@ func toIPv6(b []byte, first byte, ext []byte) []byte {
 	return slices.Concat(b[:12], []byte{0x86, 0xdd}, h, ext, tcp)
 }
 
-// TestWireForms records the stream in everything that it may wear on the wire: the row must be the same each time.
+// TestWireForms records both captures in everything that they may wear on the wire: the row must be the same each time.
 func TestWireForms(t *testing.T) {
-	frames := readFrames(t, "testdata/openai_stream_usage.pcap")
-	clean, _ := record(t, "testdata/openai_stream_usage.pcap")
+	for _, name := range []string{"openai_stream_usage", "openai_normal_usage"} {
+		t.Run(name, func(t *testing.T) { wireForms(t, "testdata/"+name+".pcap") })
+	}
+}
+
+func wireForms(t *testing.T, name string) {
+	frames := readFrames(t, name)
+	clean, _ := record(t, name)
+	// A wrap in the middle of what each side says: of the first packets, the client's and the server's initial sequence numbers.
+	port, isn := binary.BigEndian.Uint16(frames[0].data[34:]), [2]uint32{binary.BigEndian.Uint32(frames[0].data[38:]), binary.BigEndian.Uint32(frames[1].data[38:])}
+	said := uint32(0)
+	for _, f := range frames {
+		if binary.BigEndian.Uint16(f.data[34:]) == 8000 {
+			said = max(said, binary.BigEndian.Uint32(f.data[38:])-isn[1])
+		}
+	}
 	vni := []byte{8, 0, 0, 0, 0, 0, 42, 0}
 	cases := []struct {
 		name   string
@@ -130,8 +144,8 @@ func TestWireForms(t *testing.T) {
 		{"IPv4 fragments", linkEthernet, "", fragment4(frames, false)},
 		{"IPv4 fragments, last first", linkEthernet, "", fragment4(frames, true)},
 		{"IPv6 fragments", linkEthernet, "[7f00:1::1]:8000", fragment6(frames)},
-		{"sequence wrap of the server", linkEthernet, "", each(frames, func(b []byte) []byte { return shiftSeq(b, 8000, 0xffffff00-624038817-50000) })},
-		{"sequence wrap of the client", linkEthernet, "", each(frames, func(b []byte) []byte { return shiftSeq(b, 58820, 0xffffffff-1311881401-100) })},
+		{"sequence wrap of the server", linkEthernet, "", each(frames, func(b []byte) []byte { return shiftSeq(b, 8000, -isn[1]-said/2) })},
+		{"sequence wrap of the client", linkEthernet, "", each(frames, func(b []byte) []byte { return shiftSeq(b, port, -isn[0]-100) })},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
