@@ -293,7 +293,7 @@ func (a *app) printGatePlan(p experiment.GatePlan, o gateFlags, resumed bool) er
 		}
 		fmt.Fprintf(b, "      would see: %s\n", strings.Join(see, ", "))
 	} else if o.tier != "pr" {
-		fmt.Fprintf(b, "      what it can see is not known: the history has fewer than 10 A/A pairs of this series (--aa --record makes them)\n")
+		fmt.Fprintf(b, "      what it can see is not known: fewer than 10 A/A pairs of this series are in\n      a history (--aa --record makes them)\n")
 	}
 	_, err := io.WriteString(a.err, b.String())
 	return err

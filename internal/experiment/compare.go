@@ -281,7 +281,8 @@ func (r *Report) cause() string {
 	}
 	var parts []string
 	for _, d := range r.Differences[:min(3, len(r.Differences))] {
-		parts = append(parts, d.What+" "+d.Base+" -> "+d.Candidate)
+		a, b := apart(d.Base, d.Candidate)
+		parts = append(parts, d.What+" "+a+" -> "+b)
 	}
 	return strings.Join(parts, "; ")
 }
@@ -376,7 +377,7 @@ func workDifference(x, y []float64) (float64, bool) {
 }
 
 // volatile are environment values that differ from launch to launch and mean nothing.
-var volatile = []string{"url", "round_trip_ms", "start_up_ms", "id", "container", "pid", "port", "metrics", "log", "name", "created", "hostname_container"}
+var volatile = []string{"url", "round_trip_ms", "round_trip_after_ms", "start_up_ms", "id", "container", "pid", "port", "metrics", "log", "name", "created", "hostname_container"}
 
 // environmentDifferences lists what differs between two environments and the options of the simulation, engine first.
 func environmentDifferences(a, b formats.Manifest) []Difference {

@@ -218,7 +218,7 @@ func TestOnePairInforms(t *testing.T) {
 				o.Compare.Past = nil
 			}
 			r, _, err := Gate(context.Background(), b.launch, o)
-			if err != nil || r.Pairs != 1 || r.Verdict != verdict.Inconclusive || len(r.Next) == 0 {
+			if err != nil || r.Pairs != 1 || r.Verdict != verdict.Inconclusive || !strings.Contains(r.Next[len(r.Next)-1], "pairs of fresh launches") {
 				t.Errorf("policy %q, a history %v: %v %s after %d pairs, next %v", policy, known, err, r.Verdict, r.Pairs, r.Next)
 			}
 		}
@@ -322,6 +322,20 @@ func TestEnvironmentDifferences(t *testing.T) {
 	d = environmentDifferences(env("1", "serve --listen 127.0.0.1:80 --graphs", ""), env("1", "serve --listen 127.0.0.1:81", ""))
 	if len(d) != 1 || d[0].What != "deployment.command" {
 		t.Errorf("%+v", d)
+	}
+}
+
+func TestApart(t *testing.T) {
+	for _, c := range [][4]string{
+		{"0.6.1", "0.6.2", "0.6.1", "0.6.2"},
+		{"serve model --max-num-seqs 256 --seed 1", "serve model --max-num-seqs 64 --seed 1", "… 256 …", "… 64 …"},
+		{"serve a long model name", "serve a long model name --enforce-eager", "…", "… --enforce-eager"},
+		{"one image of a long name", "another image of a long name", "one …", "another …"},
+		{"a a a a a a a a a a a a a a", "a a a a a a a a a a a a a a a", "…", "… a"},
+	} {
+		if x, y := apart(c[0], c[1]); x != c[2] || y != c[3] {
+			t.Errorf("%q and %q: %q and %q", c[0], c[1], x, y)
+		}
 	}
 }
 

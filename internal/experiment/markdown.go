@@ -39,7 +39,8 @@ func (r *Report) Markdown(w io.Writer) error {
 			fmt.Fprintf(b, "* … and %d more differences\n", len(r.Differences)-5)
 			break
 		}
-		fmt.Fprintf(b, "* differs: `%s` `%s` → `%s`\n", code(d.What), code(cut(d.Base, 80)), code(cut(d.Candidate, 80)))
+		x, y := apart(d.Base, d.Candidate)
+		fmt.Fprintf(b, "* differs: `%s` `%s` → `%s`\n", code(d.What), code(cut(x, 80)), code(cut(y, 80)))
 	}
 	fmt.Fprintf(b, "\n| metric | base | candidate | change | interval | verdict | could have seen |\n|---|--:|--:|--:|:-:|---|--:|\n")
 	for _, f := range r.Findings {
@@ -142,8 +143,14 @@ func describe(f verdict.Finding) string {
 		return "failed requests"
 	case "slo_attainment":
 		return "requests within the SLO"
+	case "e2el":
+		return "end to end, typical request"
+	case "ttft_p99", "tpot_p99":
+		return strings.ToUpper(f.Metric[:4]) + ", 99th percentile"
+	case "abort_rate":
+		return "aborted requests"
 	}
-	return f.Metric
+	return words(f.Metric)
 }
 
 // escape keeps text from being markup or ending a table cell.

@@ -68,7 +68,7 @@ var reportPage = template.Must(template.New("report").Parse(`<!doctype html>
 body{font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:1100px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.3rem;margin:0 0 .2rem}h2{font-size:1.05rem;margin:1.4rem 0 .3rem}p,small{margin:.2rem 0;color:var(--soft)}code{overflow-wrap:anywhere}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid var(--line);padding:.3rem .5rem;text-align:left;vertical-align:middle}.n{text-align:right;white-space:nowrap}
-.regressed .s{color:var(--bad);font-weight:600}.improved .s{color:var(--good)}tr.more td{color:var(--soft)}
+.s{min-width:14em}.regressed .s{color:var(--bad);font-weight:600}.improved .s{color:var(--good)}tr.more td{color:var(--soft)}
 svg{display:block}.zero{stroke:var(--soft);stroke-dasharray:2 2}.bar{stroke:var(--dot);stroke-width:6;opacity:.3}circle{fill:var(--dot)}
 </style></head><body>
 <h1>{{.Mark}} {{.Headline}}</h1><p>{{.Action}}</p>

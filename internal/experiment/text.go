@@ -21,7 +21,8 @@ func (r *Report) Text(w io.Writer) error {
 			fmt.Fprintf(b, "  … and %d more differences of the environments (--json)\n", len(r.Differences)-3)
 			break
 		}
-		fmt.Fprintf(b, "  differs: %s\n", cut(d.What+": "+d.Base+" -> "+d.Candidate, 66))
+		x, y := apart(d.Base, d.Candidate)
+		fmt.Fprintf(b, "  differs: %s\n", cut(d.What+": "+x+" -> "+y, 69))
 	}
 	if len(r.Findings) > 0 {
 		fmt.Fprintf(b, "%-18s %9s %9s %8s %16s %-12s %s\n", "metric", "base", "candidate", "change", "interval", "state", "could see")
@@ -181,6 +182,35 @@ func detectable(f verdict.Finding) string {
 		return "-"
 	}
 	return strings.TrimSpace(fmt.Sprintf("%.1f %s", f.DetectablePct.V, per(f)))
+}
+
+// apart are two long values without the words that both begin and end with: where two command lines differ is seldom at their start.
+func apart(a, b string) (string, string) {
+	if max(len(a), len(b)) < 24 {
+		return a, b
+	}
+	x, y := strings.Fields(a), strings.Fields(b)
+	front, back := 0, 0
+	for front < min(len(x), len(y)) && x[front] == y[front] {
+		front++
+	}
+	for back < min(len(x), len(y))-front && x[len(x)-1-back] == y[len(y)-1-back] {
+		back++
+	}
+	part := func(words []string) string {
+		s := strings.Join(words[front:len(words)-back], " ")
+		switch {
+		case s == "":
+			return "…"
+		case front > 0:
+			s = "… " + s
+		}
+		if back > 0 {
+			s += " …"
+		}
+		return s
+	}
+	return part(x), part(y)
 }
 
 // cut shortens a line to n characters.

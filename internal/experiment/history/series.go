@@ -246,6 +246,9 @@ func (s *Series) Drift(m verdict.Metric) Drift {
 		}
 	}
 	after := nights[last+1:]
+	if len(pinned) > 0 {
+		d.Nights, d.Anchor = len(pinned), stats.Median(pinned)
+	}
 	if len(pinned) == 0 || len(after) < driftNights {
 		d.Missing = fmt.Sprintf("%d nights of the anchor and %d after it: want 1 and %d", len(pinned), len(after), driftNights)
 		return d
@@ -255,7 +258,6 @@ func (s *Series) Drift(m verdict.Metric) Drift {
 		x[i] = n.Level
 	}
 	sigma := stats.StepSD(x)
-	d.Nights, d.Anchor = len(pinned), stats.Median(pinned)
 	for _, c := range changes {
 		if c.Accepted && c.At > last {
 			shift := c.After - c.Before

@@ -134,7 +134,7 @@ func (s *Series) chart(m verdict.Metric) (chart, bool) {
 	for i := range 4 {
 		v := ymin + (ymax-ymin)*float64(i)/3
 		yy := top + (chartHeight-top-foot)*(1-float64(i)/3)
-		fmt.Fprintf(b, `<line class="grid" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="axis" x="%d" y="%.1f" text-anchor="end">%s</text>`, left, chartWidth-right, yy, yy, left-6, yy+4, axis(v, m))
+		fmt.Fprintf(b, `<line class="grid" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="axis" x="%d" y="%.1f" text-anchor="end">%s</text>`, left, chartWidth-right, yy, yy, left-6, yy+4, strings.TrimSuffix(axis(v, m), " "+m.Unit))
 	}
 	last := segments[len(segments)-1]
 	if banded {

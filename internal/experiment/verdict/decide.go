@@ -352,6 +352,7 @@ func (w *row) decide(sureWorse, sureBetter bool) {
 	f := &w.f
 	switch {
 	case w.blind && !(w.e.SD == 0 && w.e.Mean == 0):
+		f.MorePairs = formats.Null[int]{} // nor how many it takes
 		f.State, f.Why = Inconclusive, fmt.Sprintf("without A/A pairs in a history, fewer than %d pairs do not know their own deviation", fewestPairs)
 	case sureWorse && w.e.Mean >= least && allowed:
 		f.State = Regressed
