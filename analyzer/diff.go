@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/stats"
 )
@@ -107,7 +108,8 @@ type Diff struct {
 	Metrics    []Change `json:"metrics"`
 	Warnings   []string `json:"warnings"`
 
-	Differences []Difference `json:"differences"` // of the environments, what is served first
+	Differences []Difference `json:"differences"`              // of the environments, what is served first
+	Conditions  []Condition  `json:"gpu_conditions,omitempty"` // of the GPUs, from start to end
 
 	Cost    *FleetCost `json:"cost,omitempty"`
 	Traffic *Traffic   `json:"traffic,omitempty"` // of two recordings, which have no request in common
@@ -135,7 +137,7 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 	if p, q := gpuModel(a.Manifest), gpuModel(b.Manifest); p != q && p != "" && q != "" && !o.AllowInvalid {
 		return Diff{}, fmt.Errorf("compare %s with %s: %w: %s and %s", a.Label, b.Label, ErrOtherGPU, p, q)
 	}
-	d := Diff{Differences: Differences(a.Manifest, b.Manifest), Schema: 1, Method: "matched requests, block bootstrap over time, within one run a side", Confidence: o.Confidence, Warnings: []string{}, Metrics: []Change{}}
+	d := Diff{Differences: Differences(a.Manifest, b.Manifest), Conditions: Conditions([]*formats.Manifest{a.Manifest}, []*formats.Manifest{b.Manifest}), Schema: 1, Method: "matched requests, block bootstrap over time, within one run a side", Confidence: o.Confidence, Warnings: []string{}, Metrics: []Change{}}
 	sa, err := Summarize(a, Options{SLO: o.SLO, NoModels: true})
 	if err != nil {
 		return d, err

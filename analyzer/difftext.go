@@ -33,6 +33,11 @@ func (d Diff) Text(w io.Writer) error {
 		was, is := x.words()
 		line("differs    %s: %s, now %s", strings.TrimPrefix(x.What, "deployment."), was, is)
 	}
+	for i, side := range []string{"base", "candidate"} {
+		if text := ConditionText(d.Conditions, i == 1); text != "" {
+			line("%-10s GPUs %s", side, text)
+		}
+	}
 	if d.Traffic != nil {
 		d.Traffic.text(line)
 	} else {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
 )
@@ -37,23 +38,24 @@ type Difference struct {
 
 // Report is what a comparison of many runs says; it is its JSON.
 type Report struct {
-	Schema      int               `json:"schema"`
-	Verdict     verdict.State     `json:"verdict"`
-	Method      string            `json:"method"`
-	Policy      string            `json:"policy,omitempty"` // a classic rule in place of the test
-	PolicyNote  string            `json:"policy_note,omitempty"`
-	Pairs       int               `json:"pairs"` // valid ones
-	Alpha       float64           `json:"alpha"` // one-sided, of this look
-	Base        string            `json:"base"`
-	Candidate   string            `json:"candidate"`
-	Differences []Difference      `json:"differences"` // of the environments
-	Findings    []verdict.Finding `json:"metrics"`
-	Runs        []RunRow          `json:"runs"`
-	Explanation []string          `json:"explanation"` // what moved beside a change, in words
-	Again       []string          `json:"again"`       // what to run again
-	Warnings    []string          `json:"warnings"`
-	Next        []string          `json:"next"` // what to do
-	FalseAlarms string            `json:"false_alarms,omitempty"`
+	Schema      int                  `json:"schema"`
+	Verdict     verdict.State        `json:"verdict"`
+	Method      string               `json:"method"`
+	Policy      string               `json:"policy,omitempty"` // a classic rule in place of the test
+	PolicyNote  string               `json:"policy_note,omitempty"`
+	Pairs       int                  `json:"pairs"` // valid ones
+	Alpha       float64              `json:"alpha"` // one-sided, of this look
+	Base        string               `json:"base"`
+	Candidate   string               `json:"candidate"`
+	Differences []Difference         `json:"differences"`              // of the environments
+	Conditions  []analyzer.Condition `json:"gpu_conditions,omitempty"` // of the GPUs, from start to end
+	Findings    []verdict.Finding    `json:"metrics"`
+	Runs        []RunRow             `json:"runs"`
+	Explanation []string             `json:"explanation"` // what moved beside a change, in words
+	Again       []string             `json:"again"`       // what to run again
+	Warnings    []string             `json:"warnings"`
+	Next        []string             `json:"next"` // what to do
+	FalseAlarms string               `json:"false_alarms,omitempty"`
 }
 
 // CompareOptions say how runs are judged.
@@ -100,6 +102,15 @@ func (o CompareOptions) metrics() []verdict.Metric {
 	return o.Metrics
 }
 
+// manifests are those of some runs.
+func manifests(runs []*Measured) []*formats.Manifest {
+	list := make([]*formats.Manifest, len(runs))
+	for i, m := range runs {
+		list[i] = &m.Manifest
+	}
+	return list
+}
+
 // newReport checks that the runs can be compared at all, and returns the valid pairs.
 func newReport(base, candidate []*Measured, o CompareOptions) (r Report, a, b []*verdict.Run, err error) {
 	r = Report{Schema: 1, Method: "pairs of runs: matched requests, moderated t over pairs", Verdict: verdict.Inconclusive, Findings: []verdict.Finding{}, Runs: []RunRow{},
@@ -118,6 +129,7 @@ func newReport(base, candidate []*Measured, o CompareOptions) (r Report, a, b []
 	}
 	r.Base, r.Candidate = cmp.Or(o.Base, names(base)), cmp.Or(o.Candidate, names(candidate))
 	r.Differences = environmentDifferences(base[0].Manifest, candidate[0].Manifest)
+	r.Conditions = analyzer.Conditions(manifests(base), manifests(candidate))
 	if len(base) != len(candidate) {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("%d base and %d candidate runs: the first %d of each are pairs, the others are left out", len(base), len(candidate), min(len(base), len(candidate))))
 	}

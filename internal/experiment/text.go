@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
 )
 
@@ -23,6 +24,11 @@ func (r *Report) Text(w io.Writer) error {
 		}
 		x, y := apart(d.Base, d.Candidate)
 		fmt.Fprintf(b, "  differs: %s\n", cut(d.What+": "+x+" -> "+y, 69))
+	}
+	for i, side := range []string{"base", "candidate"} {
+		if text := analyzer.ConditionText(r.Conditions, i == 1); text != "" {
+			fmt.Fprintf(b, "  %s GPUs: %s\n", side, text)
+		}
 	}
 	if len(r.Findings) > 0 {
 		fmt.Fprintf(b, "%-18s %9s %9s %8s %16s %-12s %s\n", "metric", "base", "candidate", "change", "interval", "state", "could see")
