@@ -35,7 +35,7 @@ func (r *Report) HTML(w io.Writer) error {
 
 // dots draws the changes of a metric's pairs, its interval as a bar, and no change as a line. Only numbers go into it.
 func dots(f verdict.Finding) template.HTML {
-	const width, height, edge = 240.0, 28.0, 8.0
+	const width, height, edge = 170.0, 28.0, 8.0
 	most := 0.0
 	for _, v := range append([]float64{f.Interval[0].Or(0), f.Interval[1].Or(0)}, f.PairChangesPct...) {
 		if !math.IsNaN(v) && !math.IsInf(v, 0) {
@@ -65,10 +65,10 @@ var reportPage = template.Must(template.New("report").Parse(`<!doctype html>
 <style>
 :root{color-scheme:light dark;--fg:#1c2024;--bg:#fff;--soft:#6b7280;--line:#e5e7eb;--card:#f8f9fa;--bad:#c62828;--good:#2e7d32;--dot:#2f5aa8}
 @media (prefers-color-scheme:dark){:root{--fg:#e6e6e6;--bg:#15181b;--soft:#9aa3ad;--line:#2c3136;--card:#1c2024;--bad:#ef7070;--good:#7cc482;--dot:#7fa8f0}}
-body{font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:1100px;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:1200px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.3rem;margin:0 0 .2rem}h2{font-size:1.05rem;margin:1.4rem 0 .3rem}p,small{margin:.2rem 0;color:var(--soft)}code{overflow-wrap:anywhere}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid var(--line);padding:.3rem .5rem;text-align:left;vertical-align:middle}.n{text-align:right;white-space:nowrap}
-.s{min-width:14em}.regressed .s{color:var(--bad);font-weight:600}.improved .s{color:var(--good)}tr.more td{color:var(--soft)}
+.s{min-width:11em}.regressed .s{color:var(--bad);font-weight:600}.improved .s{color:var(--good)}tr.more td{color:var(--soft)}
 svg{display:block}.zero{stroke:var(--soft);stroke-dasharray:2 2}.bar{stroke:var(--dot);stroke-width:6;opacity:.3}circle{fill:var(--dot)}
 </style></head><body>
 <h1>{{.Mark}} {{.Headline}}</h1><p>{{.Action}}</p>
