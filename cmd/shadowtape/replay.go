@@ -40,7 +40,8 @@ type replayFlags struct {
 	targets, headers, metrics, gpuMetrics        []string
 	warmup, aborts, config                       string
 	prompts, bodies, balance, proxy, caCert      string
-	timeout, scrape, cooldown, saturate          time.Duration
+	timeout, connect                             time.Duration
+	scrape, cooldown, saturate                   time.Duration
 	seed                                         int64
 	maxInFlight                                  int
 	force, allowInvalid, keepCache, insecure     bool
@@ -94,6 +95,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringVar(&o.dialect, "dialect", "", "what the server understands beyond the OpenAI API: "+strings.Join(prompt.DialectNames(), ", ")+" (default: detected)")
 	o.scheduleFlags.register(f, "replay")
 	f.IntVar(&o.maxInFlight, "max-in-flight", 100_000, "requests in flight past which arrivals are dropped and counted")
+	f.DurationVar(&o.connect, "connect-timeout", 10*time.Second, "give a connection up that takes this long, or one answer of its TLS handshake")
 	f.DurationVar(&o.timeout, "request-timeout", 10*time.Minute, "give a request up after this time")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the prompts: another seed, other text")
 	f.StringVar(&o.endpoint, "endpoint", "", "of requests that do not say theirs: chat or completions (default: completions where the target takes token ids)")
@@ -118,7 +120,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it), 1
 	f.StringArrayVar(&o.gpuMetrics, "gpu-metrics", nil, "`URL` of a GPU exporter's page (DCGM) to watch")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although the run is invalid")
 	groupFlags(c,
-		flagGroup{"Target", []string{"target", "balance", "model", "header", "api-key-env", "proxy", "ca-cert", "insecure", "dialect", "request-timeout", "keep-cache", "http", "clock", "scrape", "metrics", "gpu-metrics"}},
+		flagGroup{"Target", []string{"target", "balance", "model", "header", "api-key-env", "proxy", "ca-cert", "insecure", "dialect", "connect-timeout", "request-timeout", "keep-cache", "http", "clock", "scrape", "metrics", "gpu-metrics"}},
 		deployGroup,
 		flagGroup{"Schedule", []string{"speed", "rate", "duration", "max-requests", "max-in-flight", "window", "preroll", "loop", "thin", "tenant", "only-model", "spread", "fill", "shard", "start-at"}},
 		flagGroup{"Phases", []string{"warmup", "cooldown", "saturate", "sessions", "users", "ramp", "think"}},
@@ -211,7 +213,7 @@ func (a *app) replayInto(ctx context.Context, c *cobra.Command, where string, jo
 func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error) {
 	jo := job.Options{
 		Out: o.out, Model: o.model, Dialect: o.dialect, Seed: o.seed, MaxInFlight: o.maxInFlight, KeepCache: o.keepCache, Scrape: o.scrape, Label: o.label, ToolVersion: readBuildInfo().Version,
-		Client: client.Options{Targets: o.targets, Timeout: o.timeout, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}, HTTP: o.http},
+		Client: client.Options{Targets: o.targets, Timeout: o.timeout, ConnectTimeout: o.connect, UserAgent: "shadowtape/" + strings.Trim(readBuildInfo().Version, "()"), Header: http.Header{}, HTTP: o.http},
 	}
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -273,6 +275,9 @@ func (o replayFlags) options(c *cobra.Command, where string) (job.Options, error
 	}
 	if o.timeout <= 0 {
 		bad("--request-timeout %v is not positive", o.timeout)
+	}
+	if o.connect <= 0 {
+		bad("--connect-timeout %v is not positive", o.connect)
 	}
 	if o.maxInFlight <= 0 {
 		bad("--max-in-flight %d is not positive", o.maxInFlight)

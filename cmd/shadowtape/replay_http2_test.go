@@ -90,7 +90,8 @@ func TestReplayOverHTTP2(t *testing.T) {
 	})
 	for _, c := range []struct{ flag, want string }{{"auto", "HTTP/2"}, {"2", "HTTP/2"}, {"1.1", "HTTP/1.1"}} {
 		dir := filepath.Join(t.TempDir(), "run")
-		code, out, errs := shadowtape(t, "replay", trace, "--target", target, "--ca-cert", cert, "--http", c.flag, "-o", dir, "--allow-invalid")
+		code, out, errs := shadowtape(t, "replay", trace, "--target", target, "--ca-cert", cert, "--http", c.flag, "-o", dir, "--allow-invalid",
+			"--connect-timeout", "10m") // on a machine out of breath sixty handshakes have taken more than ten seconds
 		if code != exitGood || !strings.Contains(out, "scheduled 60 = sent 60 + dropped 0; completed 60") {
 			t.Fatalf("--http %s: exit %d\n%s%s", c.flag, code, out, errs)
 		}

@@ -42,6 +42,9 @@ func (j *Job) manifest(ids string) formats.Manifest {
 	if o.NoAborts {
 		opts["aborts"] = "none"
 	}
+	if o.Client.ConnectTimeout > 0 {
+		opts["connect_timeout_s"] = o.Client.ConnectTimeout.Seconds()
+	}
 	if o.Client.HTTP != "" {
 		opts["http"] = o.Client.HTTP
 	}
