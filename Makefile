@@ -31,7 +31,7 @@ demo: build ## the main job on the built-in simulator: replay, replay slower, di
 	@DEMO='$(DEMO)' bash samples/demo/demo.sh
 
 test: ## run all tests
-	$(GO) test ./...
+	$(GO) test $(TESTFLAGS) ./...
 
 test-static: ## run the tests that need a binary without cgo: dropped privileges
 	CGO_ENABLED=0 $(GO) test ./recorder/ring
@@ -102,6 +102,13 @@ bench-accuracy: ## the replayer's own error: its times against the simulator's e
 
 bench-lag: ## how late requests leave at 100 to 5,000 a second, 10 s each (SHADOWTAPE_BENCH_SECONDS=100 for dispersion over 10 s), and in a burst
 	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -run TestBenchLag -v ./cmd/shadowtape
+
+.PHONY: bench-shards bench-aggregate
+bench-shards: ## one trace by one replayer and by four, four times each, against simulators of one seed (root; four minutes)
+	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -timeout 20m -run '^TestBenchShards$$' -v ./cmd/shadowtape
+
+bench-aggregate: ## most requests a second, and most streams, of a valid run: by one replayer and by four in namespaces (root; four minutes)
+	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -timeout 20m -run '^TestBenchAggregate$$' -v ./cmd/shadowtape
 
 bench-analyze: ## ten million exchanges summarized, beside DuckDB on the same file (needs python3 and network)
 	@bash samples/bench/analyze.sh

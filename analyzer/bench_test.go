@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/benchreport"
 )
 
 var (
@@ -58,6 +59,7 @@ func BenchmarkSummarize(b *testing.B) {
 	const n = 200_000
 	where := filepath.Join(b.TempDir(), "t.parquet")
 	writeTimed(b, where, n)
+	before := benchreport.ProcessorTime()
 	b.ResetTimer()
 	for range b.N {
 		r, err := OpenRun(where)
@@ -69,4 +71,5 @@ func BenchmarkSummarize(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds(), "exchanges/s")
+	b.ReportMetric(float64(n)*float64(b.N)/(benchreport.ProcessorTime()-before).Seconds(), "exchanges/cpu-s")
 }

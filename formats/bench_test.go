@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+
+	"github.com/shadowtape/shadowtape/internal/benchreport"
 )
 
 // recorded is an exchange as a recorder of streamed chat writes it, without event lists.
@@ -69,13 +71,19 @@ func size(tb testing.TB, dir string) (n int64) {
 func BenchmarkWriteRecording(b *testing.B) {
 	dir := filepath.Join(b.TempDir(), "t")
 	b.ReportAllocs()
+	before := benchreport.ProcessorTime()
 	write(b, dir, b.N, SegmentOptions{}, recorded)
+	used := benchreport.ProcessorTime() - before
+	b.ReportMetric(float64(used.Nanoseconds())/float64(b.N), "cpu-ns/op")
+	b.ReportMetric(float64(b.N)/used.Seconds(), "rows/cpu-s")
 	b.ReportMetric(float64(size(b, dir))/float64(b.N), "disk-B/row")
 }
 
 func BenchmarkWriteJournaled(b *testing.B) {
 	b.ReportAllocs()
+	before := benchreport.ProcessorTime()
 	write(b, filepath.Join(b.TempDir(), "t"), b.N, SegmentOptions{Journal: true}, recorded)
+	b.ReportMetric(float64((benchreport.ProcessorTime()-before).Nanoseconds())/float64(b.N), "cpu-ns/op")
 }
 
 func BenchmarkScanThree(b *testing.B) { benchmarkScan(b, ColArrival, ColInputTokens, ColOutputTokens) }

@@ -2,12 +2,17 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -130,5 +135,88 @@ func TestReplayWithoutNames(t *testing.T) {
 	}
 	if there, err := formats.Exists(out); there || err != nil {
 		t.Errorf("something was written: %v", err)
+	}
+}
+
+// nameService answers DNS queries: 127.0.0.1 for every name, with a life of a second, until it is lost.
+type nameService struct {
+	net.PacketConn
+	asked atomic.Int64
+	lost  atomic.Bool
+}
+
+func newNameService(t *testing.T) *nameService {
+	p, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &nameService{PacketConn: p}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b := make([]byte, 512)
+		for {
+			k, from, err := p.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			n.asked.Add(1)
+			end := bytes.IndexByte(b[12:k], 0) + 12 + 5 // the question: labels, a zero, type and class
+			if n.lost.Load() || end < 17 || end > k {
+				continue
+			}
+			answer := append([]byte{b[0], b[1], 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0}, b[12:end]...)
+			if b[end-3] == 1 { // an address of version 4
+				answer[7] = 1
+				answer = append(answer, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4, 127, 0, 0, 1)
+			}
+			p.WriteTo(answer, from)
+		}
+	}()
+	t.Cleanup(func() { p.Close(); <-done })
+	return n
+}
+
+// TestReplayLosesNames: when name service goes away in the middle of a run, the run goes on at the address that was found.
+func TestReplayLosesNames(t *testing.T) {
+	dns := newNameService(t)
+	before := net.DefaultResolver
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "udp", dns.LocalAddr().String())
+	}}
+	defer func() { net.DefaultResolver = before }()
+	target, _ := startSim(t, "--ttft", "300ms", "--itl", "1ms")
+	_, port, _ := strings.Cut(strings.TrimPrefix(target, "http://"), ":")
+	trace := smallTrace(t, 100, 10*time.Millisecond, nil)
+	out := filepath.Join(t.TempDir(), "run")
+	gone := make(chan struct{})
+	go func() { // the run has begun when its directory is there
+		defer close(gone)
+		for range 6000 {
+			if _, err := os.Stat(out); err == nil {
+				break
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		dns.lost.Store(true)
+	}()
+	code, _, errs := shadowtape(t, "replay", trace, "--target", "http://candidate.test:"+port, "-o", out, "--allow-invalid")
+	<-gone
+	if code != exitGood {
+		t.Fatalf("%d %s", code, errs)
+	}
+	m, rows := readRun(t, out)
+	opened := 0
+	for _, x := range rows {
+		if x.ConnReused.Valid && !x.ConnReused.V {
+			opened++
+		}
+	}
+	if m.Requests.Completed != 100 || dns.asked.Load() == 0 {
+		t.Errorf("%+v, %v; %d names asked for", m.Requests, m.Errors, dns.asked.Load())
+	}
+	t.Logf("%d connections were opened by requests, %d names asked for in all", opened, dns.asked.Load())
+	if asked := dns.asked.Load(); asked > 8 {
+		t.Errorf("%d names were asked for: one lookup is enough for a run", asked)
 	}
 }

@@ -50,7 +50,7 @@ func ParseGo(group string, r io.Reader) ([]Figure, error) {
 			}
 			better := "higher"
 			switch f[i+1] {
-			case "ns/op", "B/op", "allocs/op", "disk-B/row":
+			case "ns/op", "cpu-ns/op", "B/op", "allocs/op", "disk-B/row":
 				better = "lower"
 			}
 			all = put(all, Figure{Group: group, Name: name + ", " + f[i+1], Value: v, Unit: f[i+1], Better: better})

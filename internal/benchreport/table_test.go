@@ -10,7 +10,7 @@ import (
 func TestParseGo(t *testing.T) {
 	got, err := ParseGo("recorder", strings.NewReader(`goos: linux
 cpu: X
-BenchmarkRecordFile-2   	       3	 120000000 ns/op	 276.10 MB/s	2500000 packets/cpu-s
+BenchmarkRecordFile-2   	       3	 120000000 ns/op	 276.10 MB/s	2500000 packets/cpu-s	 11 cpu-ns/op
 BenchmarkImport/azure-llm-16 	 1000	 5.5 ns/op
 BenchmarkSplit/size-100 	 10	 7 ns/op
 PASS
@@ -22,6 +22,7 @@ PASS
 		{"recorder", "RecordFile, ns/op", 120000000, "ns/op", "lower", ""},
 		{"recorder", "RecordFile, MB/s", 276.1, "MB/s", "higher", ""},
 		{"recorder", "RecordFile, packets/cpu-s", 2500000, "packets/cpu-s", "higher", ""},
+		{"recorder", "RecordFile, cpu-ns/op", 11, "cpu-ns/op", "lower", ""},
 		{"recorder", "Import/azure-llm, ns/op", 5.5, "ns/op", "lower", ""},
 		{"recorder", "Split/size, ns/op", 7, "ns/op", "lower", ""}, // the testing package leaves no way to tell it from processors
 	}

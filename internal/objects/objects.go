@@ -3,6 +3,7 @@ package objects
 
 import (
 	"context"
+	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
@@ -101,15 +102,28 @@ func (st *store) explain(err error) error {
 	if err == nil {
 		return nil
 	}
+	const where = "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL says where object storage is"
 	var r minio.ErrorResponse
 	if !errors.As(err, &r) {
+		var u *url.Error
+		var syntax *xml.SyntaxError
+		var element xml.UnmarshalError
+		switch {
+		case errors.As(err, &syntax), errors.As(err, &element):
+			return fmt.Errorf("%s does not answer as object storage does (%s)", st.c.EndpointURL(), where)
+		case errors.As(err, &u) && !errors.Is(err, context.Canceled):
+			return fmt.Errorf("no answer from %s: %w (%s)", st.c.EndpointURL(), u.Err, where)
+		}
 		return err
+	}
+	if status, text, ok := strings.Cut(r.Code, " "); ok && len(status) == 3 { // the client's name for what no object storage says
+		return fmt.Errorf("%s answered %s %s (%s)", st.c.EndpointURL(), status, text, where)
 	}
 	switch r.Code {
 	case "NoSuchKey":
 		return fs.ErrNotExist
 	case "NoSuchBucket":
-		return fmt.Errorf("there is no bucket %s", st.bucket)
+		return fmt.Errorf("there is no bucket %s at %s", st.bucket, st.c.EndpointURL())
 	case "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch":
 		return fmt.Errorf("%s (%s; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, a web identity or the machine's role)", strings.TrimSuffix(r.Message, "."), r.Code)
 	case "PreconditionFailed":

@@ -8,11 +8,14 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/objects/s3test"
@@ -290,5 +293,41 @@ func TestCancelled(t *testing.T) {
 	}
 	if _, err := st.Open("o"); err == nil {
 		t.Error("read after the end")
+	}
+}
+
+// An endpoint that is none is said in one line, with what says where the storage is.
+func TestWrongEndpoint(t *testing.T) {
+	page := func(status int, body string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			io.WriteString(w, body)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := "http://" + l.Addr().String()
+	l.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "k")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "s")
+	for endpoint, want := range map[string]string{
+		nobody: "connection refused (AWS_ENDPOINT_URL_S3",
+		page(405, "<html>\n<p>not here</p>\n</html>"): "answered 405",
+		page(200, "<html><p>hello</html>"):            "as object storage does",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		st, err := New(ctx, Config{Endpoint: endpoint, Region: "us-east-1", Temp: t.TempDir()}).Store("s3://traces/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = st.List("")
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), endpoint) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", want, err)
+		}
+		cancel()
 	}
 }

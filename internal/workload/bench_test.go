@@ -1,6 +1,10 @@
 package workload
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/shadowtape/shadowtape/internal/benchreport"
+)
 
 // BenchmarkGenerate is rows of the model that docs/PERFORMANCE.md's 100 million are made from, without writing them.
 func BenchmarkGenerate(b *testing.B) {
@@ -17,7 +21,9 @@ func BenchmarkGenerate(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
+	before := benchreport.ProcessorTime()
 	b.ResetTimer()
 	for range rows {
 	}
+	b.ReportMetric(float64(b.N)/(benchreport.ProcessorTime()-before).Seconds(), "exchanges/cpu-s")
 }

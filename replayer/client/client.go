@@ -265,8 +265,20 @@ func newTarget(c *Client, u *url.URL) *Target {
 	protocols.SetHTTP1(c.o.HTTP != "2")
 	protocols.SetHTTP2(c.o.HTTP != "1.1")
 	protocols.SetUnencryptedHTTP2(c.o.HTTP == "2")
+	dial := c.o.Dial
+	if dial == nil { // what is asked before the load finds the address that the load goes to
+		dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, c.o.ConnectTimeout)
+			defer cancel()
+			address, err := p.pin(ctx, address)
+			if err != nil {
+				return nil, err
+			}
+			return (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext(ctx, network, address)
+		}
+	}
 	p.ctl = &http.Client{Transport: &http.Transport{
-		DialContext: c.o.Dial, TLSClientConfig: c.o.TLS, DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: c.o.IdleTimeout,
+		DialContext: dial, TLSClientConfig: c.o.TLS, DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: c.o.IdleTimeout,
 		TLSHandshakeTimeout: c.o.ConnectTimeout, Proxy: http.ProxyURL(c.o.Proxy), Protocols: protocols,
 	}}
 	return p

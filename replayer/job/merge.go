@@ -13,6 +13,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/replayer"
+	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
 
 // own are the options in which the shards of one replay differ.
@@ -374,9 +375,13 @@ func finishMerged(m *formats.Manifest, taken []*attempt, all []formats.Shard, s 
 	for _, why := range slices.Sorted(maps.Keys(s.Dropped)) {
 		warn("%d requests were not sent: %s", s.Dropped[why], why)
 	}
+	const drawn = "a model drew what nobody recorded: "
+	if d := &s.Quality.Drawn; *d != (schedule.Drawn{}) {
+		warn("%s%s", drawn, d)
+	}
 	for _, a := range taken { // what each was warned of itself, once
 		for _, text := range a.m.Warnings {
-			if strings.Contains(text, "more than a millisecond late") || strings.Contains(text, "were not sent: ") || strings.Contains(text, "after the agreed start") {
+			if strings.Contains(text, "more than a millisecond late") || strings.Contains(text, "were not sent: ") || strings.Contains(text, "after the agreed start") || strings.HasPrefix(text, drawn) {
 				continue // counted above
 			}
 			if !slices.Contains(m.Warnings, text) {

@@ -39,18 +39,20 @@ var groups = []group{
 		args: []string{"test", "./recorder", "-run", "^$", "-bench", "^BenchmarkRecordFile$", "-benchtime", "5x"}, relative: []string{"RecordFile, packets/cpu-s"}},
 	{name: "proxy", what: "an event through the proxy, client and server included, with and without being read along", gated: true,
 		args:   []string{"test", "./recorder", "-run", "^$", "-bench", "^BenchmarkProxyEvent$", "-benchtime", "20000x"},
-		ratios: []ratio{{"an event read along ÷ passed on", "ProxyEvent/read_along, ns/op", "ProxyEvent/pass, ns/op", "lower", ""}}},
+		ratios: []ratio{{"an event read along ÷ passed on", "ProxyEvent/read_along, cpu-ns/op", "ProxyEvent/pass, cpu-ns/op", "lower", ""}}},
 	{name: "dispatch", what: "how late requests leave, a Poisson process for 10 s", static: true,
 		args: []string{"test", "-tags", "bench", "-count", "1", "-run", "^TestBenchLag$", "-timeout", "10m", "./cmd/shadowtape"}},
 	{name: "accuracy", what: "the replayer's times against the simulator's emission log, streams of 100 tokens for 10 s", static: true,
 		args: []string{"test", "-tags", "bench", "-count", "1", "-run", "^TestBenchAccuracy$", "-timeout", "15m", "./cmd/shadowtape"}},
+	{name: "aggregate", what: "the most that a run stays valid at, by one replayer and by four in namespaces of their own (root), in steps of 4 s", static: true,
+		args: []string{"test", "-tags", "bench", "-count", "1", "-run", "^TestBenchAggregate$", "-timeout", "15m", "./cmd/shadowtape"}},
 	{name: "analyze", what: "200,000 exchanges opened and summarized, every metric", gated: true,
-		args: []string{"test", "./analyzer", "-run", "^$", "-bench", "^BenchmarkSummarize$", "-benchtime", "5x", "-cpu", "1"}, relative: []string{"Summarize, exchanges/s"}},
+		args: []string{"test", "./analyzer", "-run", "^$", "-bench", "^BenchmarkSummarize$", "-benchtime", "5x", "-cpu", "1"}, relative: []string{"Summarize, exchanges/cpu-s"}},
 	{name: "synth", what: "exchanges of a workload model, made", gated: true,
-		args: []string{"test", "./internal/workload", "-run", "^$", "-bench", "^BenchmarkGenerate$", "-benchtime", "500000x", "-cpu", "1"}, relative: nil},
+		args: []string{"test", "./internal/workload", "-run", "^$", "-bench", "^BenchmarkGenerate$", "-benchtime", "500000x", "-cpu", "1"}, relative: []string{"Generate, exchanges/cpu-s"}},
 	{name: "size", what: "a recording without event lists and prefix blocks written, with a journal and without", gated: true,
-		args:   []string{"test", "./formats", "-run", "^$", "-bench", "^Benchmark(WriteRecording|WriteJournaled)$", "-benchtime", "200000x", "-cpu", "1"},
-		ratios: []ratio{{"a row with a journal ÷ without", "WriteJournaled, ns/op", "WriteRecording, ns/op", "lower", ""}}},
+		args: []string{"test", "./formats", "-run", "^$", "-bench", "^Benchmark(WriteRecording|WriteJournaled)$", "-benchtime", "200000x", "-cpu", "1"}, relative: []string{"WriteRecording, rows/cpu-s"},
+		ratios: []ratio{{"a row with a journal ÷ without", "WriteJournaled, cpu-ns/op", "WriteRecording, cpu-ns/op", "lower", ""}}},
 }
 
 func main() {
@@ -214,9 +216,9 @@ func reference() time.Duration {
 		for i := range v {
 			v[i] = r.Float64()
 		}
-		before := processorTime()
+		before := benchreport.ProcessorTime()
 		slices.Sort(v)
-		if d := processorTime() - before; best == 0 || d < best {
+		if d := benchreport.ProcessorTime() - before; best == 0 || d < best {
 			best = d
 		}
 	}
