@@ -43,7 +43,8 @@ Arrivals:  constant  poisson  gamma:cv=2  weibull:cv=2  mmpp:burst=10,on=10s,off
 Lengths:   512  uniform:100-2000  exponential:mean=500  gamma:mean=500,cv=2
            lognormal:p50=700,p99=8000,max=32000  file:NAME (a number a line)
            mixture:p50=700,p99=4000,share=5%,min=8000,alpha=1.5
-Sharing:   --prefix roots=10,share=40%,block=16  --sessions turns=5,think=60s,token=20ms,max=32000`,
+Sharing:   --prefix roots=10,share=40%,block=16
+           --sessions turns=5,think=60s,token=20ms,max=32000,shrink=5%,keep=30%`,
 		Example: `  shadowtape synth --preset short --rate 10 --duration 10m -o short.trace
   shadowtape synth --arrival mmpp:burst=10,on=10s,off=50s --rate 5 --duration 1h \
     --input lognormal:p50=700,p99=8000 --output exponential:mean=200 -o bursty.trace

@@ -119,13 +119,27 @@ func (g *generator) next() *formats.Exchange {
 		return nil
 	}
 	s := g.streams[0]
-	x := s.request(g.fresh())
+	x := g.fresh()
+	var todo *plan
+	if s.pool.beginners+s.pool.followers > 0 {
+		p := g.threads.plan(s.at, s.tenant, &s.pool)
+		s.planned(x, p)
+		todo = &p
+	} else {
+		s.request(x)
+	}
 	if s.advance() {
 		heap.Fix(&g.streams, 0)
 	} else {
 		heap.Pop(&g.streams)
 	}
 	g.finish(x)
+	switch {
+	case todo != nil:
+		g.threads.follow(x, *todo)
+	case g.threads != nil:
+		g.threads.weave(x)
+	}
 	return x
 }
 
@@ -156,16 +170,13 @@ func (g *generator) nextTurn() *formats.Exchange {
 	}
 }
 
-// finish gives a request its kind and what it shares.
+// finish gives a request its kind and says whether its client will go away.
 func (g *generator) finish(x *formats.Exchange) {
 	if g.talks == nil { // the turns of a conversation are of one kind
 		g.kinds.apply(x, &g.src)
 	}
 	if g.m.Aborted > 0 && g.src.uniform() < g.m.Aborted {
 		x.EndReason = formats.EndClientAbort
-	}
-	if g.threads != nil {
-		g.threads.weave(x)
 	}
 }
 
@@ -201,7 +212,8 @@ type stream struct {
 	cycle int64
 	index int     // of the window
 	times []int64 // left in the window
-	ranks []int   // of their lengths
+	ranks []int   // of their lengths, or
+	pool  pool    // those of a model that says how prompts follow one another
 	count int     // of all requests in the window
 }
 
@@ -273,6 +285,10 @@ func (s *stream) fill() bool {
 		s.times = append(s.times, t)
 	}
 	s.ranks = s.ranks[:0]
+	if t := s.m.Threads; t != nil && t.Growth != nil && w.Lengths.InputLaw == nil {
+		s.pool.refill(n, w.Lengths.Inputs, t.continues, &s.src)
+		return true
+	}
 	for i := range n {
 		s.ranks = append(s.ranks, i)
 		j := s.src.below(i + 1)
@@ -293,10 +309,23 @@ func (s *stream) request(x *formats.Exchange) *formats.Exchange {
 		s.ranks = s.ranks[:k]
 	}
 	input, output := s.window.Lengths.draw(u, &s.src)
+	s.put(x, input, output)
+	return x
+}
+
+// planned makes an empty exchange the request at s.at, whose lengths were planned.
+func (s *stream) planned(x *formats.Exchange, p plan) {
+	input, output := s.window.Lengths.drawPart(p.part, &s.src)
+	if p.input > 0 {
+		input = whole(p.input, &s.src)
+	}
+	s.put(x, input, output)
+}
+
+func (s *stream) put(x *formats.Exchange, input, output int64) {
 	x.Phase, x.ArrivalUnixNS, x.TenantID = formats.PhaseRecord, s.at, s.tenant
 	x.InputTokens, x.InputTokensSource, x.OutputTokens, x.OutputTokensSource = formats.Of(input), formats.TokensDrawn, formats.Of(output), formats.TokensDrawn
 	x.Drawn = formats.Of(formats.DrawnArrival | formats.DrawnInput | formats.DrawnOutput)
-	return x
 }
 
 // draw returns a pair of lengths; u in [0, 1) chooses the input where there is a table.
@@ -304,7 +333,11 @@ func (l Lengths) draw(u float64, s *source) (input, output int64) {
 	if l.InputLaw != nil {
 		return l.InputLaw.draw(s), l.OutputLaw.draw(s)
 	}
-	i := min(int(float64(u*float64(len(l.Inputs)))), len(l.Inputs)-1)
+	return l.drawPart(min(int(float64(u*float64(len(l.Inputs)))), len(l.Inputs)-1), s)
+}
+
+// drawPart draws from a part of the table.
+func (l Lengths) drawPart(i int, s *source) (input, output int64) {
 	outputs := l.Outputs[i]
 	return whole(l.Inputs[i], s), whole(outputs[s.below(len(outputs))], s)
 }

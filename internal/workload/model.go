@@ -112,6 +112,9 @@ func (m *Model) Validate() error {
 	if len(m.Mix) > 0 && weight <= 0 {
 		bad("mix: all weights are 0")
 	}
+	if m.Threads != nil && m.Sessions != nil {
+		bad("threads and sessions: a model has one of them")
+	}
 	if m.Threads != nil {
 		errs = append(errs, m.Threads.validate())
 	}

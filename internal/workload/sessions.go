@@ -17,7 +17,9 @@ type SessionLaw struct {
 	Roots     int     `json:"roots"`      // system prompts to choose from, the k-th with weight 1/k; 0: none
 	RootShare float64 `json:"root_share"` // of the tokens of a first prompt that are the system prompt's, 0 to 1
 	BlockSize int     `json:"block_size"` // tokens in a prefix block
-	MaxInput  int64   `json:"max_input"`  // a conversation that would grow past it ends; 0: a million tokens
+	Shrink    float64 `json:"shrink"`     // of turns after the first: those that drop some of the prompt before
+	Keep      float64 `json:"keep"`       // the share of that prompt that such a turn keeps, from its beginning
+	MaxInput  int64   `json:"max_input"`  // a conversation that would grow past it ends or, with Shrink, drops; 0: a million tokens
 }
 
 func (l *SessionLaw) validate() error {
@@ -25,6 +27,9 @@ func (l *SessionLaw) validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("sessions: "+format, args...)) }
 	if !(l.Turns >= 1 && l.Turns <= 1e6) || !(l.Think >= 0 && l.Think <= 1e9) || !(l.PerToken >= 0 && l.PerToken <= 1e3) {
 		bad("%v turns, %v s to think, %v s a token", l.Turns, l.Think, l.PerToken)
+	}
+	if !(l.Shrink >= 0 && l.Shrink <= 1 && l.Keep >= 0 && l.Keep <= 1) {
+		bad("%v of the turns shrink and keep %v: must be shares", l.Shrink, l.Keep)
 	}
 	if l.Roots < 0 || l.Roots > 1e6 || !(l.RootShare >= 0 && l.RootShare <= 1) || l.BlockSize <= 0 || l.MaxInput < 0 {
 		bad("%d roots, share %v, blocks of %d tokens, at most %d input tokens", l.Roots, l.RootShare, l.BlockSize, l.MaxInput)
@@ -39,7 +44,7 @@ type talk struct {
 	id      formats.Hash
 	turn    int32
 	input   int64 // of the next turn but for what the user adds
-	root    *chain
+	added   int64 // what the user adds each time
 	own     *chain
 	pattern formats.Exchange // the first turn: lengths of what is added
 }
@@ -89,10 +94,11 @@ func (s *sessions) open(x *formats.Exchange) {
 		for k < len(s.roots)-1 && s.roots[k] <= u {
 			k++
 		}
-		t.root = &chain{id: mix(s.base ^ uint64(k)<<40 ^ 0x726f6f74)}
-		t.own.parent, t.own.from = t.root, int(s.l.RootShare*float64(x.InputTokens.V))/s.l.BlockSize
+		t.own.parent, t.own.from = &chain{id: mix(s.base ^ uint64(k)<<40 ^ 0x726f6f74)}, int(s.l.RootShare*float64(x.InputTokens.V))/s.l.BlockSize
 	}
 	t.pattern = *x
+	// What the user adds is as long as what first prompts are without their system prompt.
+	t.added = max(1, x.InputTokens.V-int64(t.own.from*s.l.BlockSize))
 	s.turn(t, x)
 }
 
@@ -103,9 +109,8 @@ func (s *sessions) resume() *formats.Exchange {
 		return nil
 	}
 	x := t.pattern
-	// What the user adds is as long as what first prompts are without their system prompt.
 	x.ArrivalUnixNS = t.at
-	x.InputTokens = formats.Of(t.input + max(1, t.pattern.InputTokens.V-int64(t.own.from*s.l.BlockSize)))
+	x.InputTokens = formats.Of(t.input + t.added)
 	s.turn(t, &x)
 	return &x
 }
@@ -130,7 +135,15 @@ func (s *sessions) turn(t *talk, x *formats.Exchange) {
 	if limit == 0 {
 		limit = maxLength
 	}
-	if t.input = x.InputTokens.V + x.OutputTokens.V; t.input >= limit {
+	t.input = x.InputTokens.V + x.OutputTokens.V
+	drops := s.l.Shrink > 0 && (s.src.uniform() < s.l.Shrink || t.input >= limit)
+	if drops {
+		kept := int(float64(s.l.Keep*float64(x.InputTokens.V))) / s.l.BlockSize
+		s.next++
+		t.own = &chain{parent: t.own, from: kept, id: mix(s.base + s.next)}
+		t.input = int64(kept*s.l.BlockSize) + x.OutputTokens.V
+	}
+	if t.input >= limit {
 		return
 	}
 	wait := float64(s.l.PerToken*float64(x.OutputTokens.V)) + float64(s.l.Think*s.src.exponential())

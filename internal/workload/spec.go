@@ -159,19 +159,22 @@ func ParseLength(text string, read func(name string) ([]float64, error)) (Length
 // defaultBlock is the size of prefix blocks that are made up, in tokens: a page of most servers.
 const defaultBlock = 16
 
-// ParseSessions reads what conversations and prompts have in common: sessions "turns=5,think=60s,token=20ms,max=32000" and prefix
+// defaultKeep is what is kept of a prompt that shrinks: its beginning and a summary.
+const defaultKeep = 0.3
+
+// ParseSessions reads what conversations and prompts have in common: sessions "turns=5,think=60s,token=20ms,max=32000,shrink=5%,keep=30%" and prefix
 // "roots=10,share=40%,block=16". Either may be "". Both empty is nil: nothing is shared.
 func ParseSessions(conversations, prefix string) (*SessionLaw, error) {
 	if conversations == "" && prefix == "" {
 		return nil, nil
 	}
-	l := SessionLaw{Turns: 1, Think: 60, PerToken: 0.02, BlockSize: defaultBlock}
+	l := SessionLaw{Turns: 1, Think: 60, PerToken: 0.02, Keep: defaultKeep, BlockSize: defaultBlock}
 	roots, block, top := 0.0, float64(defaultBlock), 0.0
 	for _, part := range []struct {
 		text string
 		into map[string]*float64
 	}{
-		{conversations, map[string]*float64{"turns": &l.Turns, "think": &l.Think, "token": &l.PerToken, "max": &top}},
+		{conversations, map[string]*float64{"turns": &l.Turns, "think": &l.Think, "token": &l.PerToken, "max": &top, "shrink": &l.Shrink, "keep": &l.Keep}},
 		{prefix, map[string]*float64{"roots": &roots, "share": &l.RootShare, "block": &block}},
 	} {
 		_, params, err := split(":" + part.text)

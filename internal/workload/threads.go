@@ -24,6 +24,8 @@ type Threads struct {
 	Lag      []float64   `json:"lag_s"`           // seconds since the request that is continued, ascending
 	Fanout   float64     `json:"fanout"`          // continuing requests ÷ requests that are continued: 1 is a chain, more a tree
 	Turns    []float64   `json:"turns,omitempty"` // turns of sessions, for the reader
+	// Growth is how prompts follow one another. Without it, and where lengths are laws or the trace's own, they follow by Shared.
+	Growth *Growth `json:"growth,omitempty"`
 }
 
 // Root is a beginning that many threads have in common.
@@ -57,6 +59,9 @@ func (t *Threads) validate() error {
 			bad("root %+v", r)
 		}
 	}
+	if t.Growth != nil {
+		errs = append(errs, t.Growth.validate(len(t.Continue)))
+	}
 	return errors.Join(errs...)
 }
 
@@ -79,6 +84,8 @@ func (c *chain) block(i int) int64 {
 // past is a request that later ones may continue.
 type past struct {
 	at      int64 // nanoseconds
+	tokens  int64 // of its prompt
+	tenant  formats.Null[formats.Hash]
 	chain   *chain
 	session formats.Null[formats.Hash]
 	turn    int32
@@ -110,22 +117,42 @@ func newThreader(t *Threads, src source) *threader {
 // at returns the i-th of the remembered requests, the oldest being 0.
 func (w *threader) at(i int) *past { return &w.ring[(w.first+i)%len(w.ring)] }
 
-// weave decides whether x begins a thread or continues one.
+// continues is the share of requests of an input length that continue another.
+func (t *Threads) continues(input float64) float64 {
+	return t.Continue[sort.SearchFloat64s(t.Bounds, input)]
+}
+
+// weave decides whether x begins a thread or continues one, by its length.
 func (w *threader) weave(x *formats.Exchange) {
-	input := float64(x.InputTokens.V)
-	part := sort.SearchFloat64s(w.t.Bounds, input)
-	blocks := 0
+	parent, shared := w.parent(x, sort.SearchFloat64s(w.t.Bounds, float64(x.InputTokens.V)), w.blocks(x.InputTokens.V))
+	w.join(x, parent, shared)
+}
+
+// blocks is how many blocks a prompt of so many tokens has; 0 where they are unknown.
+func (w *threader) blocks(tokens int64) int {
+	switch size := int64(w.t.BlockSize); {
+	case size == 0:
+		return 0
+	case w.t.CeilRule:
+		return int((tokens + size - 1) / size)
+	default:
+		return int(tokens / size)
+	}
+}
+
+// join makes x continue an earlier request whose first blocks it shares, or, where that is nil, begin a thread.
+func (w *threader) join(x *formats.Exchange, parent *past, shared int) {
+	blocks := w.blocks(x.InputTokens.V)
 	if w.t.BlockSize > 0 {
-		blocks = int(x.InputTokens.V) / w.t.BlockSize
-		x.PrefixTailTokens = formats.Of(x.InputTokens.V % int64(w.t.BlockSize))
+		tail := x.InputTokens.V - int64(blocks)*int64(w.t.BlockSize)
 		if w.t.CeilRule {
-			blocks = (int(x.InputTokens.V) + w.t.BlockSize - 1) / w.t.BlockSize
-			x.PrefixTailTokens = formats.Of(x.InputTokens.V - int64(blocks-1)*int64(w.t.BlockSize))
+			tail += int64(w.t.BlockSize)
 		}
+		x.PrefixTailTokens = formats.Of(tail)
 	}
 	c := &chain{blocks: blocks, id: w.identity()}
-	p := past{at: x.ArrivalUnixNS, chain: c, turn: 1}
-	if parent, shared := w.parent(x, part, blocks); parent != nil {
+	p := past{at: x.ArrivalUnixNS, tokens: x.InputTokens.V, tenant: x.TenantID, chain: c, turn: 1}
+	if parent != nil {
 		c.parent, c.from = parent.chain, shared
 		if c.from == 0 {
 			c.parent = nil
@@ -179,33 +206,44 @@ func (w *threader) parent(x *formats.Exchange, part, blocks int) (*past, int) {
 	shares := w.t.Shared[part]
 	need := min(int(math.Round(float64(shares[w.src.below(len(shares))]*float64(blocks)))), blocks)
 	lag := between(w.t.Lag, &w.src)
-	again := w.t.Fanout > 1 && w.src.uniform() < 1-1/w.t.Fanout // a branch: its parent was continued before
-	target := x.ArrivalUnixNS - int64(lag*1e9)
+	taken := w.branches()
+	var chosen, fallback *past
+	w.nearby(x.ArrivalUnixNS-int64(lag*1e9), func(p *past) bool {
+		if p.chain.blocks < need || w.t.Sessions && p.tenant != x.TenantID {
+			return true
+		}
+		if p.taken == taken {
+			chosen = p
+			return false
+		}
+		if fallback == nil {
+			fallback = p
+		}
+		return true
+	})
+	if chosen == nil {
+		chosen = fallback
+	}
+	if chosen != nil {
+		chosen.taken = true
+	}
+	return chosen, need
+}
+
+// branches draws whether a request continues one that was continued before.
+func (w *threader) branches() bool { return w.t.Fanout > 1 && w.src.uniform() < 1-1/w.t.Fanout }
+
+// nearby calls f with the remembered requests nearest to a time, until it returns false.
+func (w *threader) nearby(target int64, f func(*past) bool) {
 	n := len(w.ring)
 	at := sort.Search(n, func(i int) bool { return w.at(i).at >= target })
-	var fallback *past
 	for d := range 512 {
 		for _, i := range [2]int{at + d, at - 1 - d} {
-			if i < 0 || i >= n {
-				continue
-			}
-			p := w.at(i)
-			if p.chain.blocks < need {
-				continue
-			}
-			if p.taken == again {
-				p.taken = true
-				return p, need
-			}
-			if fallback == nil {
-				fallback = p
+			if i >= 0 && i < n && !f(w.at(i)) {
+				return
 			}
 		}
 	}
-	if fallback != nil {
-		fallback.taken = true
-	}
-	return fallback, need
 }
 
 // between draws from a table of ascending values, linearly between them.
@@ -213,7 +251,15 @@ func between(table []float64, s *source) float64 {
 	if len(table) == 1 {
 		return table[0]
 	}
-	u := float64(s.uniform() * float64(len(table)-1))
+	return along(table, s.uniform())
+}
+
+// along is the value of a table of ascending values at u in [0, 1), linearly between them.
+func along(table []float64, u float64) float64 {
+	if len(table) == 1 {
+		return table[0]
+	}
+	u *= float64(len(table) - 1)
 	i := int(u)
-	return table[i] + float64((table[i+1]-table[i])*(u-float64(i)))
+	return table[i] + float64((table[i+1]-table[i])*float64(u-float64(i)))
 }

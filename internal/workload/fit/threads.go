@@ -30,6 +30,7 @@ type seenBlock struct {
 type link struct {
 	input  float64
 	hit    int32 // leading blocks that were seen before
+	kept   int32 // and those that the parent had
 	blocks int32
 	lag    float64
 	parent int32 // -1: none
@@ -70,6 +71,17 @@ func (f *threadFit) add(x *formats.Exchange) {
 			l.hit++
 			l.parent, l.lag = old.request, float64(x.ArrivalUnixNS-old.at)/1e9
 		}
+		l.kept = l.hit
+	}
+	if x.SessionID.Valid {
+		f.named++
+		if old, ok := f.sessions[x.SessionID.V]; ok {
+			l.later, l.parent, l.lag = true, old.request, float64(x.ArrivalUnixNS-old.at)/1e9
+			l.kept = f.keptOf(x, old.request)
+		}
+		f.sessions[x.SessionID.V] = seenBlock{x.ArrivalUnixNS, me, f.sessions[x.SessionID.V].count + 1}
+	}
+	if len(x.PrefixBlocks) > 0 {
 		for _, b := range x.PrefixBlocks {
 			old := f.blocks[b]
 			f.blocks[b] = seenBlock{x.ArrivalUnixNS, me, old.count + 1}
@@ -78,13 +90,6 @@ func (f *threadFit) add(x *formats.Exchange) {
 		if c := f.chains[l.root]; len(c) < rootSamples {
 			f.chains[l.root] = append(c, slices.Clone(x.PrefixBlocks[:min(len(x.PrefixBlocks), 4096)]))
 		}
-	}
-	if x.SessionID.Valid {
-		f.named++
-		if old, ok := f.sessions[x.SessionID.V]; ok {
-			l.later, l.parent, l.lag = true, old.request, float64(x.ArrivalUnixNS-old.at)/1e9
-		}
-		f.sessions[x.SessionID.V] = seenBlock{x.ArrivalUnixNS, me, f.sessions[x.SessionID.V].count + 1}
 	}
 	f.links = append(f.links, l)
 }
@@ -129,6 +134,7 @@ func (f *threadFit) done() *workload.Threads {
 	shared := make([][]float64, threadParts)
 	parents := map[int32]bool{}
 	begun := map[int64]float64{} // new threads by first block
+	var steps []step
 	threads, continued := float64(len(f.blank)), 0.0
 	for _, n := range f.blank {
 		total[sort.SearchFloat64s(t.Bounds, float64(n))]++
@@ -150,6 +156,12 @@ func (f *threadFit) done() *workload.Threads {
 		t.Continue[part]++
 		shared[part] = append(shared[part], min(float64(l.hit)/max(float64(l.blocks), 1), 1))
 		t.Lag = append(t.Lag, max(l.lag, 0))
+		if s, ok := f.step(l); ok {
+			steps = append(steps, s)
+		}
+	}
+	if t.Growth = growth(steps); t.Growth != nil {
+		t.Growth.Next = f.continued(t.Bounds, total, parents)
 	}
 	t.Shared = make([][]float64, threadParts)
 	for i := range t.Continue {
@@ -225,11 +237,11 @@ func points(sorted []float64, k int) []float64 {
 func condenseShares(sorted []float64, k int) []float64 {
 	big := make([]float64, len(sorted))
 	for i, v := range sorted {
-		big[i] = v * 1e5
+		big[i] = v * keptScale
 	}
 	out := workload.Condense(big, k)
 	for i := range out {
-		out[i] = min(significant(out[i]/1e5, 5), 1)
+		out[i] = min(significant(out[i]/keptScale, 5), 1)
 	}
 	return out
 }
