@@ -9,6 +9,7 @@ import (
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/figure"
 	"github.com/shadowtape/shadowtape/internal/kv"
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // mostBlocks is how many references to prompt blocks are held, 8 bytes each; of more a sample is kept.
@@ -30,14 +31,8 @@ type blockUse struct {
 	from, to int
 }
 
-// scatter spreads hashes evenly that need not be so: imported ones count from 0 (the finalizer of splitmix64).
-func scatter(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
-func (u *reuse) sampled(b uint64) bool { return scatter(b) <= math.MaxUint64>>u.halved }
+// sampled spreads hashes that need not be even: imported ones count from 0.
+func (u *reuse) sampled(b uint64) bool { return stats.Scatter(b) <= math.MaxUint64>>u.halved }
 
 func (u *reuse) add(x *formats.Exchange) {
 	if len(x.PrefixBlocks) == 0 {

@@ -251,26 +251,14 @@ func lengthsOf(column []int32) Lengths {
 // timeQuantum is the median spacing of the distinct times in milliseconds, where more than half of the arrivals share theirs with
 // another.
 func timeQuantum(sorted []int64) analyzer.Null {
-	shared := 0
-	var spacing []float64
-	for i := 0; i < len(sorted); {
-		j := i + 1
-		for j < len(sorted) && sorted[j] == sorted[i] {
-			j++
-		}
-		if j-i > 1 {
-			shared += j - i
-		}
-		if i > 0 {
-			spacing = append(spacing, float64(sorted[i]-sorted[i-1])/1e6)
-		}
-		i = j
+	var ticks stats.Ticks
+	for _, at := range sorted {
+		ticks.Add(at)
 	}
-	if 2*shared <= len(sorted) || len(spacing) == 0 {
-		return analyzer.Null{}
+	if t := ticks.Tick(); t > 0 {
+		return figure.Known(float64(t) / 1e6)
 	}
-	slices.Sort(spacing)
-	return figure.Known(stats.Quantile(spacing, 0.5))
+	return analyzer.Null{}
 }
 
 // arrivalKey orders requests by arrival, then as stored.

@@ -110,7 +110,7 @@ from when a request reached the server: what it was sent late, and the round tri
 	fl.BoolVar(&force, "force", false, "replace the profile where it exists")
 	fl.StringVar(&name, "name", "", "name in the profile (default: the file's)")
 	fl.Int64Var(&requests, "max-requests", 5000, "use the first so many requests")
-	fl.Float64Var(&holdOut, "hold-out", 0.3, "share of them, the last ones, that nothing is fitted to")
+	fl.Float64Var(&holdOut, "hold-out", 0.3, "share of them, the last ones, that nothing is fitted to; 0: none")
 	fl.BoolVar(&asJSON, "json", false, "print one JSON document")
 	f.add(fl)
 	for _, unused := range []string{"seed", "slowdown", "noise"} {
@@ -126,7 +126,7 @@ from when a request reached the server: what it was sent late, and the round tri
 // errorsOf says how far a simulation was from a part of the run.
 func errorsOf(part string, e virtual.Errors) string {
 	if e.Requests == 0 {
-		return part + " 0 requests\n"
+		return part + ": no request, so nothing is known\n"
 	}
 	return fmt.Sprintf("%s %d requests: error of a request's ttft: median %.1f %%, p90 %.1f %%; tpot: median %.1f %%, p90 %.1f %%\n"+
 		"  of quantiles: ttft p50 %+.1f %%, p99 %+.1f %%; tpot p50 %+.1f %%, p99 %+.1f %%\n",

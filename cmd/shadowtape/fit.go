@@ -142,6 +142,9 @@ func fitted(a *app, where string, size int, m *workload.Model) error {
 	}
 	if err == nil && m.Threads != nil {
 		_, err = fmt.Fprintf(a.out, "sharing: %d roots; continue by input length %.3v, fanout %.3g\n", len(m.Threads.Roots), m.Threads.Continue, m.Threads.Fanout)
+		if g := m.Threads.Growth; g != nil && err == nil {
+			_, err = fmt.Fprintf(a.out, "growth: by length of the earlier prompt %.3v drop some of it; %.3g %% of prompts are shorter than the one they continue\n", g.Drop, g.Shrink*100)
+		}
 	}
 	return err
 }

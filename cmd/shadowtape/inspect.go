@@ -35,6 +35,11 @@ model, it says how far that one's load is from the first's, and how long request
   shadowtape inspect trace --find 3f2c9c1e-req --key-file site.key`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 2 {
+				for _, name := range []string{"find", "key-file", "privacy"} {
+					if c.Flags().Changed(name) {
+						return usageError(fmt.Errorf("--%s looks into one trace, not two", name), "")
+					}
+				}
 				return nil
 			}
 			return exactArgs("TRACE")(c, args)

@@ -87,6 +87,9 @@ func pairText(a *app, first, second string, r fidelity.Report) error {
 		line("prefix hits, endless", "%10.4g %10.4g", r.A.PrefixHits["inf"], r.B.PrefixHits["inf"])
 	}
 	pair("turns a session", r.A.Turns, r.B.Turns)
+	pair("turn gap p50 s", r.A.Between, r.B.Between)
+	pair("turn growth p50 tokens", r.A.Growth, r.B.Growth)
+	pair("turns that shrink", r.A.Shrinking, r.B.Shrinking)
 	line("distance", "%10s %10s", "KS", "relative")
 	for _, d := range []struct {
 		name string

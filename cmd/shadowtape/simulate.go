@@ -101,8 +101,16 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	if err != nil {
 		return err
 	}
+	if err := anyArrival(arrivals); err != nil {
+		return fmt.Errorf("simulate %s: %w", where, err)
+	}
 	if f.force {
 		if err := notRead(f.out, where); err != nil {
+			return err
+		}
+	}
+	if f.states != "" {
+		if err := f.stateLogFits(); err != nil {
 			return err
 		}
 	}
@@ -214,6 +222,33 @@ func (a *app) simulated(where string, st virtual.Stats, took time.Duration) erro
 		where, span.Round(time.Millisecond), took.Round(time.Millisecond), span.Seconds()/max(took.Seconds(), 1e-9),
 		st.Scheduled, st.Sent, st.Dropped, st.Completed, st.Failed, st.Aborted, st.InputTokens, hit*100, st.OutputTokens, st.Steps, st.Preemptions)
 	return err
+}
+
+// anyArrival is an error where a schedule is empty.
+func anyArrival(arrivals schedule.Arrivals) error {
+	for a, err := range arrivals {
+		if err != nil || !a.Warmup {
+			return err
+		}
+	}
+	return errors.New("no request falls into it")
+}
+
+// stateLogFits says before there is a run what would keep its state log from being written.
+func (f simulateFlags) stateLogFits() error {
+	dir := filepath.Dir(f.states)
+	if s, err := os.Stat(f.states); err == nil && s.IsDir() {
+		return fmt.Errorf("write state log %s: it is a directory", f.states)
+	}
+	if filepath.Clean(dir) == filepath.Clean(f.out) {
+		return nil // the run's own directory, which is to come
+	}
+	if s, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("write state log: %w", err)
+	} else if !s.IsDir() {
+		return fmt.Errorf("write state log %s: %s is no directory", f.states, dir)
+	}
+	return nil
 }
 
 // stateLog opens a state log; finish completes it.

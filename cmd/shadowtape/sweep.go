@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -135,10 +136,10 @@ func (o *sweepFlags) matrix(fs *pflag.FlagSet, args []string) (*sweep.Matrix, er
 	if o.search != "" {
 		from, to, ok := strings.Cut(o.search, "..")
 		s := &sweep.Search{}
-		if _, err := fmt.Sscan(from, &s.From); !ok || err != nil {
-			return nil, fmt.Errorf("--search %q: want two rates such as 1..64", o.search)
-		}
-		if _, err := fmt.Sscan(to, &s.To); err != nil {
+		var err1, err2 error
+		s.From, err1 = strconv.ParseFloat(from, 64)
+		s.To, err2 = strconv.ParseFloat(to, 64)
+		if !ok || err1 != nil || err2 != nil {
 			return nil, fmt.Errorf("--search %q: want two rates such as 1..64", o.search)
 		}
 		m.Search = s

@@ -114,6 +114,9 @@ func (a *app) synth(c *cobra.Command, args []string, f synthFlags) error {
 		return err
 	}
 	took := time.Since(began)
+	if n == 0 {
+		fmt.Fprintln(a.err, "warning: no request falls into the time")
+	}
 	_, err = fmt.Fprintf(a.out, "%s: %d requests in %v, %.4g a second; written in %v, %.0f rows a second\n", f.out, n, time.Duration(last).Round(time.Millisecond),
 		float64(n)/max(float64(last)/1e9, 1e-9), took.Round(time.Millisecond), float64(n)/max(took.Seconds(), 1e-9))
 	return err
@@ -165,9 +168,29 @@ func (f synthFlags) model(fl *pflag.FlagSet, args []string) (*workload.Model, er
 	return m, nil
 }
 
+// mostModel is more than models of a million windows take.
+const mostModel = 1 << 30
+
+// readLimited reads a file that is not longer than it should be.
+func readLimited(where string, most int64) ([]byte, error) {
+	file, err := os.Open(where)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if s, err := file.Stat(); err == nil && s.Mode()&fs.ModeDevice != 0 && s.Mode()&fs.ModeCharDevice != 0 {
+		return nil, fmt.Errorf("%s is a device", where)
+	}
+	data, err := io.ReadAll(io.LimitReader(file, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = fmt.Errorf("%s is longer than %d bytes", where, most)
+	}
+	return data, err
+}
+
 // readModel reads a workload model.
 func readModel(where string) (*workload.Model, error) {
-	data, err := os.ReadFile(where)
+	data, err := readLimited(where, mostModel)
 	if err != nil {
 		return nil, fmt.Errorf("open workload model: %w", err)
 	}
@@ -198,7 +221,7 @@ func readNumbers(where string) (values []float64, err error) {
 		values = append(values, v)
 	}
 	if err := lines.Err(); err != nil && err != io.EOF {
-		return nil, fmt.Errorf("read lengths: %w", err)
+		return nil, fmt.Errorf("read lengths: %s: %w", where, err)
 	}
 	return values, nil
 }

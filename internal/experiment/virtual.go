@@ -9,6 +9,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
 	"github.com/shadowtape/shadowtape/internal/virtual"
 )
 
@@ -31,7 +32,7 @@ func (v *Virtual) Launch(ctx context.Context, l Leg) (*Measured, error) {
 	if l.Arm == Candidate {
 		o, side = v.Candidate, 2
 	}
-	o.Seed = mix(v.Seed + mix(uint64(l.Pair)<<20|uint64(l.Try)<<8|side))
+	o.Seed = stats.Mix(v.Seed + stats.Mix(uint64(l.Pair)<<20|uint64(l.Try)<<8|side))
 	o.Header, o.Sample = v.Header, time.Second
 	rows, server, st, err := v.play(ctx, o, v.Rows)
 	if err != nil {
@@ -112,12 +113,4 @@ func sequence(rows []*formats.Exchange) iter.Seq2[*formats.Exchange, error] {
 			}
 		}
 	}
-}
-
-// mix spreads a seed over all its bits (the finalizer of SplitMix64: Steele, Lea and Flood, 2014).
-func mix(z uint64) uint64 {
-	z += 0x9e3779b97f4a7c15
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
 }

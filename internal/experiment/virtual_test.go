@@ -122,7 +122,7 @@ func TestGateVirtual(t *testing.T) {
 				var past map[string]verdict.Past
 				for i := k; i < n; i += workers {
 					w := *v
-					w.Seed = mix(seed<<32 + uint64(i))
+					w.Seed = stats.Mix(seed<<32 + uint64(i))
 					if past == nil || (i/workers)%10 == 0 { // a series' history serves several gates
 						past = pastOf(t, w, 20)
 					}

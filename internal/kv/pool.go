@@ -12,6 +12,9 @@ import (
 	"fmt"
 )
 
+// MaxPages is how many pages a pool can have.
+const MaxPages = 1 << 30
+
 const none = int32(-1)
 
 type page struct {
@@ -41,8 +44,8 @@ type Stats struct {
 
 // New returns a pool of n pages, all free, none cached. n must be positive.
 func New(n int) (*Pool, error) {
-	if n <= 0 || n > 1<<30 {
-		return nil, fmt.Errorf("make a pool of %d pages: between 1 and %d are possible", n, 1<<30)
+	if n <= 0 || n > MaxPages {
+		return nil, fmt.Errorf("make a pool of %d pages: between 1 and %d are possible", n, MaxPages)
 	}
 	p := &Pool{pages: make([]page, n)}
 	p.clear()

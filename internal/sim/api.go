@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/shadowtape/shadowtape/internal/kv"
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // route answers a request at once, or leaves it to the driver.
@@ -168,11 +169,11 @@ func (s *Server) plan(ex *exchange, q *apiRequest, prompts [][]int32, choices in
 		c.exchange, c.index = ex, i
 		c.seed = s.o.Seed
 		for _, h := range pages(prompt, 0, max(len(prompt), 1), 0, 0) { // the whole prompt as one page
-			c.seed = mix(c.seed ^ h)
+			c.seed = stats.Scatter(c.seed ^ h)
 		}
-		c.seed = mix(c.seed + uint64(i%choices))
+		c.seed = stats.Scatter(c.seed + uint64(i%choices))
 		if q.Seed != nil {
-			c.seed = mix(c.seed ^ uint64(*q.Seed))
+			c.seed = stats.Scatter(c.seed ^ uint64(*q.Seed))
 		}
 		if len(prompt) == 0 {
 			return errors.New("the prompt holds no token")
@@ -252,7 +253,7 @@ func (s *Server) start(ex *exchange, ordinal uint64) error {
 		}
 	}
 	var b [16]byte
-	binary.BigEndian.PutUint64(b[:], mix(s.o.Seed^uint64(s.startNS)))
+	binary.BigEndian.PutUint64(b[:], stats.Scatter(s.o.Seed^uint64(s.startNS)))
 	binary.BigEndian.PutUint64(b[8:], ordinal)
 	ex.apiID = prefix + hex.EncodeToString(b[:])
 	if ex.stream {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shadowtape/shadowtape/internal/engine"
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // exchange is one request on its way. Its goroutine fills it, submits it and waits for done; from then on it is the driver's.
@@ -413,7 +414,7 @@ func (ex *exchange) embeddings() []byte {
 	for i := range ex.choices {
 		v := make([]float32, dimensions)
 		for k := range v {
-			v[k] = float32(mix(ex.choices[i].seed+uint64(k))>>40)/(1<<23) - 1
+			v[k] = float32(stats.Scatter(ex.choices[i].seed+uint64(k))>>40)/(1<<23) - 1
 		}
 		data[i] = vector{"embedding", i, v}
 		if ex.base64 {

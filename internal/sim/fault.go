@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // Faults are what goes wrong, by kind, as shares of all requests. The kinds are http<code> (an error answer at once), html (status 200
@@ -80,7 +82,7 @@ func (f Faults) draw(seed, n uint64) string {
 		kinds = append(kinds, kind)
 	}
 	slices.Sort(kinds)
-	u := rand.New(rand.NewPCG(mix(seed^0x6661756c74), n)).Float64()
+	u := rand.New(rand.NewPCG(stats.Scatter(seed^0x6661756c74), n)).Float64()
 	for _, kind := range kinds {
 		if u -= f[kind]; u < 0 {
 			return kind

@@ -2,6 +2,8 @@ package sim
 
 import (
 	"math/bits"
+
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // The tokenizer needs no vocabulary file. A piece is up to three bytes: any first byte, then up to two bytes above the space, so that
@@ -93,18 +95,11 @@ const wordBytes = 3
 
 // word returns the letters of token k of an answer with the given seed.
 func word(seed uint64, k int) (a, b byte) {
-	h := mix(seed + uint64(k)*0x9e3779b97f4a7c15)
+	h := stats.Scatter(seed + uint64(k)*stats.MixStep)
 	return 'a' + byte(h%26), 'a' + byte(h>>32%26)
 }
 
 func wordToken(a, b byte) int32 { return firstTriple + ' '<<16 + int32(a)<<8 + int32(b) }
-
-// mix scatters the bits of x (the finalizer of splitmix64).
-func mix(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
 
 // pages returns the chained hashes of the full pages of a prompt and of the answer with the given seed and length after it.
 func pages(prompt []int32, salt uint64, size int, seed uint64, output int) []uint64 {
@@ -120,7 +115,7 @@ func pages(prompt []int32, salt uint64, size int, seed uint64, output int) []uin
 		hi, lo := bits.Mul64(h^uint64(t)^0xa0761d6478bd642f, 0xe7037ed1a0b428db)
 		h = hi ^ lo
 		if (i+1)%size == 0 {
-			hashes = append(hashes, mix(h))
+			hashes = append(hashes, stats.Scatter(h))
 		}
 	}
 	return hashes

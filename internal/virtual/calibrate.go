@@ -46,7 +46,7 @@ type CalibrateOptions struct {
 	Replicas    int            // 0 is 1
 	Header      formats.Header // the run's
 	RoundTrip   time.Duration  // between client and server: a first token's way there and back is no part of the server's time
-	HoldOut     float64        // share of the requests, the last ones, that nothing is fitted to; 0 is 0.3
+	HoldOut     float64        // share of the requests, the last ones, that nothing is fitted to; 0: none, and how well the fit predicts is not known
 	Evaluations int            // of the simulation in the last walk; 0 is 200
 }
 
@@ -63,8 +63,7 @@ func (o CalibrateOptions) Validate() error {
 }
 
 const (
-	minRequests    = 20 // the least that Calibrate fits to
-	defaultHoldOut = 0.3
+	minRequests = 20 // the least that Calibrate fits to
 )
 
 // Calibrate finds the coefficients with which the engine reproduces a measured run. It starts from the coefficients that explain the gaps
@@ -79,9 +78,6 @@ func Calibrate(ctx context.Context, rows []*formats.Exchange, o CalibrateOptions
 	}
 	if o.Evaluations == 0 {
 		o.Evaluations = 200
-	}
-	if o.HoldOut == 0 {
-		o.HoldOut = defaultHoldOut
 	}
 	rows = atServer(rows, o.RoundTrip)
 	measured := make([]timing, len(rows))

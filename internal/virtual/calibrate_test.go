@@ -30,7 +30,7 @@ func TestCalibrateFindsTheCoefficients(t *testing.T) {
 	rows := trace(11, 400, 120*time.Millisecond)
 	measured, _ := simulate(t, rows, virtual.Options{Profile: p, Header: header})
 	blind := profile(t)
-	got, fit, err := virtual.Calibrate(t.Context(), measured, virtual.CalibrateOptions{Profile: blind, Header: header})
+	got, fit, err := virtual.Calibrate(t.Context(), measured, virtual.CalibrateOptions{Profile: blind, Header: header, HoldOut: 0.3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestCalibrateThroughNoise(t *testing.T) {
 	p := profile(t)
 	rows := trace(12, 300, 60*time.Millisecond)
 	measured, _ := simulate(t, rows, virtual.Options{Profile: p, Header: header, Seed: 3, Noise: engine.Noise{Step: 0.02}})
-	_, fit, err := virtual.Calibrate(t.Context(), measured, virtual.CalibrateOptions{Profile: p, Header: header, Evaluations: 250})
+	_, fit, err := virtual.Calibrate(t.Context(), measured, virtual.CalibrateOptions{Profile: p, Header: header, Evaluations: 250, HoldOut: 0.3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestCalibrateAReplay(t *testing.T) {
 		measured = dst.rows
 	})
 	slices.SortFunc(measured, func(a, b *formats.Exchange) int { return cmp.Compare(a.ArrivalUnixNS, b.ArrivalUnixNS) })
-	got, fit, err := virtual.Calibrate(t.Context(), measured, virtual.CalibrateOptions{Profile: profile(t), Header: header, RoundTrip: 2 * oneWay})
+	got, fit, err := virtual.Calibrate(t.Context(), measured, virtual.CalibrateOptions{Profile: profile(t), Header: header, RoundTrip: 2 * oneWay, HoldOut: 0.3})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // Route says which replica a request goes to.
@@ -100,15 +101,7 @@ func (t translator) pages(x *formats.Exchange) []uint64 {
 			b++
 			end = float64(b+1) * t.block
 		}
-		pages[j] = mix(uint64(x.PrefixBlocks[b]) ^ mix(uint64(j+1)))
+		pages[j] = stats.Mix(uint64(x.PrefixBlocks[b]) ^ stats.Mix(uint64(j+1)))
 	}
 	return pages
-}
-
-// mix scatters the bits of x (the finalizer of splitmix64).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }

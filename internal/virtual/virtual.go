@@ -11,6 +11,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
+	"github.com/shadowtape/shadowtape/internal/kv"
 	"github.com/shadowtape/shadowtape/internal/sim"
 	"github.com/shadowtape/shadowtape/replayer/schedule"
 )
@@ -37,6 +38,18 @@ func (o Options) Validate() error {
 	if o.Replicas < 0 || o.Replicas > 10_000 {
 		errs = append(errs, fmt.Errorf("replicas %d: between 1 and 10,000", o.Replicas))
 	}
+	if o.Users > maxUsers {
+		errs = append(errs, fmt.Errorf("users %d: at most %d", o.Users, maxUsers))
+	}
+	if o.Think > maxPause || o.Ramp > maxPause {
+		errs = append(errs, fmt.Errorf("%v to think and %v to begin: at most %v", o.Think, o.Ramp, maxPause))
+	}
+	if o.Profile.Pages > kv.MaxPages {
+		errs = append(errs, fmt.Errorf("pages %d: at most %d", o.Profile.Pages, kv.MaxPages))
+	}
+	if o.Sample > 0 && o.Sample < minSample {
+		errs = append(errs, fmt.Errorf("sampling every %v: at least %v apart, or 0 for none", o.Sample, minSample))
+	}
 	if o.Sample < 0 || o.Users < 0 || o.Ramp < 0 || o.Think < 0 || o.End < 0 {
 		errs = append(errs, errors.New("sampling interval, users, ramp, think time and end must not be negative"))
 	}
@@ -45,6 +58,12 @@ func (o Options) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+const (
+	maxUsers  = 1_000_000 // each is kept in memory
+	minSample = time.Millisecond
+	maxPause  = 24 * time.Hour
+)
 
 // Output takes what a simulation produces. Each function may be nil; none may keep what it is given. An error ends the simulation.
 type Output struct {

@@ -40,6 +40,11 @@ func (a Arrival) Validate() error {
 			errs = append(errs, fmt.Errorf("arrival %s: %s %v must be positive", a.Family, name, v))
 		}
 	}
+	within := func(name string, v, least, most float64) {
+		if !(v >= least && v <= most) {
+			errs = append(errs, fmt.Errorf("arrival %s: %s %v must be between %v and %v", a.Family, name, v, least, most))
+		}
+	}
 	positive("rate", a.Rate)
 	if a.Rate > maxRate {
 		errs = append(errs, fmt.Errorf("arrival %s: rate %v is over %v a second", a.Family, a.Rate, maxRate))
@@ -47,25 +52,25 @@ func (a Arrival) Validate() error {
 	switch a.Family {
 	case Constant, Poisson:
 	case Gamma:
-		positive("cv", a.CV)
+		within("cv", a.CV, 1e-3, 1e3) // beyond, all arrivals come at one instant, and none after it
 	case Weibull:
-		positive("cv", a.CV)
-		if a.CV > 20 || a.CV < 0.05 {
-			errs = append(errs, fmt.Errorf("arrival weibull: cv %v must be between 0.05 and 20", a.CV))
-		}
+		within("cv", a.CV, 0.05, 20)
 	case MMPP:
-		positive("on", a.On)
-		positive("off", a.Off)
+		within("on", a.On, 1e-9, 1e9)
+		within("off", a.Off, 1e-9, 1e9)
 		if a.Burst < 0 || math.IsNaN(a.Burst) {
 			errs = append(errs, fmt.Errorf("arrival mmpp: burst %v must not be negative", a.Burst))
 		}
+		if (a.On+a.Off)*a.Rate < 1e-6 {
+			errs = append(errs, fmt.Errorf("arrival mmpp: %v s on and %v s off: a million times from one arrival to the next", a.On, a.Off))
+		}
 	case Ramp:
-		positive("duration", a.Over)
+		within("duration", a.Over, 1e-9, maxSeconds)
 		if a.From < 0 || a.To < 0 || a.From+a.To == 0 {
 			errs = append(errs, fmt.Errorf("arrival ramp: from %v to %v: must not be negative, nor both 0", a.From, a.To))
 		}
 	case Diurnal:
-		positive("period", a.Period)
+		within("period", a.Period, 1e-3, maxSeconds)
 		if !(a.Peak >= 1) || math.IsInf(a.Peak, 0) {
 			errs = append(errs, fmt.Errorf("arrival diurnal: peak %v must be at least 1", a.Peak))
 		}

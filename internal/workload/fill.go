@@ -7,6 +7,7 @@ import (
 	"sort"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // Filler draws what a trace does not say from a model, conditional on what it says. Not safe for concurrent use.
@@ -26,7 +27,7 @@ func (m *Model) Filler(seed uint64, start int64) (*Filler, error) {
 	if err := m.Validate(); err != nil {
 		return nil, fmt.Errorf("fill: %w", err)
 	}
-	root := source{mix(seed)}
+	root := source{stats.Mix(seed)}
 	f := &Filler{m: m, src: root.fork(11), kinds: newKindPicker(m.Mix), start: start}
 	if m.Threads != nil {
 		f.weave = newThreader(m.Threads, root.fork(12))

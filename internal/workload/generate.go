@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // Options say how much of a model is wanted.
@@ -23,14 +24,26 @@ type Options struct {
 // maxRate is one request a nanosecond: above it time does not move, and a duration has no end.
 const maxRate = 1e9
 
+// minRate is one request in a fortnight.
+const minRate = 1e-6
+
+// maxSeconds are three decades.
+const maxSeconds = 1e9
+
+// lastSecond is the end of times that nanoseconds can count.
+const lastSecond = 9e9
+
 // Validate reports what cannot be generated.
 func (o Options) Validate() error {
 	var errs []error
-	if !(o.Seconds >= 0 && o.Seconds <= 1e9) || o.Requests < 0 {
-		errs = append(errs, fmt.Errorf("%v seconds and %d requests: must not be negative", o.Seconds, o.Requests))
+	if !(o.Seconds >= 0 && o.Seconds <= maxSeconds) {
+		errs = append(errs, fmt.Errorf("%v seconds: must be between 0 and %v", o.Seconds, maxSeconds))
 	}
-	if !(o.Rate >= 0 && o.Rate <= maxRate) {
-		errs = append(errs, fmt.Errorf("rate %v: must be positive, and %v a second at most", o.Rate, maxRate))
+	if o.Requests < 0 {
+		errs = append(errs, fmt.Errorf("%d requests: must not be negative", o.Requests))
+	}
+	if !(o.Rate == 0 || o.Rate >= minRate && o.Rate <= maxRate) {
+		errs = append(errs, fmt.Errorf("rate %v: must be between %v and %v a second", o.Rate, minRate, maxRate))
 	}
 	return errors.Join(errs...)
 }
@@ -49,6 +62,9 @@ func (m *Model) Generate(o Options) (iter.Seq2[*formats.Exchange, error], error)
 	}
 	factor := 1.0
 	if o.Rate > 0 {
+		if m.Rate() <= 0 {
+			return nil, errors.New("generate: the model has no requests, and so no rate to scale")
+		}
 		factor = o.Rate / m.Rate()
 	}
 	return func(yield func(*formats.Exchange, error) bool) {
@@ -92,7 +108,7 @@ func (g *generator) fresh() *formats.Exchange {
 }
 
 func newGenerator(m *Model, o Options, factor float64) *generator {
-	root := source{mix(o.Seed)}
+	root := source{stats.Mix(o.Seed)}
 	g := &generator{m: m, o: o, src: root.fork(1), kinds: newKindPicker(m.Mix)}
 	for i := range m.Clients {
 		s := newStream(m, &m.Clients[i], root.fork(uint64(i)+1000), factor, o)
@@ -265,7 +281,11 @@ func (s *stream) empty() bool {
 // fill places the requests of the current window; false where it begins after the end.
 func (s *stream) fill() bool {
 	w := &s.client.Windows[s.index]
-	start := int64(math.Round((float64(float64(s.cycle)*s.m.Seconds) + w.Start) * 1e9))
+	from := float64(float64(s.cycle)*s.m.Seconds) + w.Start
+	if from >= lastSecond {
+		return false
+	}
+	start := int64(math.Round(from * 1e9))
 	if start >= s.end {
 		return false
 	}

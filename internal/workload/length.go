@@ -51,7 +51,7 @@ func (l Length) Validate() error {
 		}
 	}
 	for _, v := range []float64{l.Mean, l.CV, l.Low, l.High, l.P50, l.P99, l.Share, l.Min, l.Alpha, l.Max} {
-		want(v >= 0 && v <= 1e12, "%v must be a number that is not negative", v)
+		want(v >= 0 && v <= 1e12, "%v must be between 0 and 1e12", v)
 	}
 	switch l.Family {
 	case Fixed, Exponential:

@@ -3,6 +3,8 @@ package workload
 import (
 	"math"
 	"math/bits"
+
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // source is the one generator behind everything drawn here: splitmix64, whose state is one word and which can be forked by purpose. The
@@ -12,23 +14,12 @@ type source struct{ state uint64 }
 
 // fork returns an independent source for a purpose.
 func (s source) fork(purpose uint64) source {
-	return source{mix(s.state ^ mix(purpose+0x632be59bd9b4e019))}
-}
-
-// mix scatters the bits of x (the finalizer of splitmix64).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+	return source{stats.Mix(s.state ^ stats.Mix(purpose+0x632be59bd9b4e019))}
 }
 
 func (s *source) next() uint64 {
-	s.state += 0x9e3779b97f4a7c15
-	x := s.state
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+	s.state += stats.MixStep
+	return stats.Scatter(s.state)
 }
 
 // uniform is in [0, 1).

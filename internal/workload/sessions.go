@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // SessionLaw makes conversations out of arrivals: each arrival opens one, and its turns follow by themselves. Where Turns is 1 it only
@@ -87,14 +88,14 @@ func newSessions(l *SessionLaw, src source, o Options) *sessions {
 // open makes x the first turn of a conversation and schedules the second.
 func (s *sessions) open(x *formats.Exchange) {
 	s.next++
-	t := &talk{order: s.next, id: hashOf(mix(s.base ^ s.next<<20)), own: &chain{id: mix(s.base + s.next)}}
+	t := &talk{order: s.next, id: hashOf(stats.Mix(s.base ^ s.next<<20)), own: &chain{id: stats.Mix(s.base + s.next)}}
 	if len(s.roots) > 0 {
 		u := float64(s.src.uniform() * s.roots[len(s.roots)-1])
 		k := 0
 		for k < len(s.roots)-1 && s.roots[k] <= u {
 			k++
 		}
-		t.own.parent, t.own.from = &chain{id: mix(s.base ^ uint64(k)<<40 ^ 0x726f6f74)}, int(s.l.RootShare*float64(x.InputTokens.V))/s.l.BlockSize
+		t.own.parent, t.own.from = &chain{id: stats.Mix(s.base ^ uint64(k)<<40 ^ 0x726f6f74)}, int(s.l.RootShare*float64(x.InputTokens.V))/s.l.BlockSize
 	}
 	t.pattern = *x
 	// What the user adds is as long as what first prompts are without their system prompt.
@@ -140,7 +141,7 @@ func (s *sessions) turn(t *talk, x *formats.Exchange) {
 	if drops {
 		kept := int(float64(s.l.Keep*float64(x.InputTokens.V))) / s.l.BlockSize
 		s.next++
-		t.own = &chain{parent: t.own, from: kept, id: mix(s.base + s.next)}
+		t.own = &chain{parent: t.own, from: kept, id: stats.Mix(s.base + s.next)}
 		t.input = int64(kept*s.l.BlockSize) + x.OutputTokens.V
 	}
 	if t.input >= limit {

@@ -40,6 +40,9 @@ func fields(text string, params map[string]string, into map[string]*float64) err
 			for k := range into {
 				known = append(known, k)
 			}
+			if len(known) == 0 {
+				return fmt.Errorf("%q: %s is not known here: it takes no parameters", text, key)
+			}
 			return fmt.Errorf("%q: %s is not known here (%s are)", text, key, strings.Join(sorted(known), ", "))
 		}
 		v, err := number(value)
@@ -183,6 +186,14 @@ func ParseSessions(conversations, prefix string) (*SessionLaw, error) {
 		}
 		if err := fields(part.text, params, part.into); err != nil {
 			return nil, err
+		}
+	}
+	for _, v := range []struct {
+		name  string
+		value float64
+	}{{"roots", roots}, {"block", block}, {"max", top}} {
+		if !(v.value >= 0 && v.value <= 1e9) {
+			return nil, fmt.Errorf("%s=%v: must be between 0 and 1e9", v.name, v.value)
 		}
 	}
 	if roots == 0 && l.RootShare > 0 {

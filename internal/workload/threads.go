@@ -7,6 +7,7 @@ import (
 	"sort"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
 )
 
 // Threads say what requests share: the beginnings that many have in common, and the earlier requests that they continue. They are a
@@ -78,7 +79,7 @@ func (c *chain) block(i int) int64 {
 	for c.parent != nil && i < c.from {
 		c = c.parent
 	}
-	return int64(mix(c.id + uint64(i)))
+	return int64(stats.Mix(c.id + uint64(i)))
 }
 
 // past is a request that later ones may continue.
@@ -109,7 +110,7 @@ type threader struct {
 func newThreader(t *Threads, src source) *threader {
 	w := &threader{t: t, src: src, base: src.state}
 	for i, r := range t.Roots {
-		w.roots = append(w.roots, &chain{blocks: r.Blocks, id: mix(src.state + uint64(i))})
+		w.roots = append(w.roots, &chain{blocks: r.Blocks, id: stats.Mix(src.state + uint64(i))})
 	}
 	return w
 }
@@ -184,7 +185,7 @@ func (w *threader) join(x *formats.Exchange, parent *past, shared int) {
 
 func (w *threader) identity() uint64 {
 	w.next++
-	return mix(w.base ^ w.next<<20)
+	return stats.Mix(w.base ^ w.next<<20)
 }
 
 func (w *threader) root() *chain {

@@ -2,11 +2,16 @@ package schedule
 
 import (
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/stats"
+)
+
+// minSpeed and maxSpeed bound how much a schedule is slowed down or sped up: beyond them it has no end, or no time in it.
+const (
+	minSpeed = 1e-3
+	maxSpeed = 1e6
 )
 
 // SpeedFor is how many times as fast a schedule must be played to come to a mean rate.
@@ -30,8 +35,9 @@ func SpeedFor(s Arrivals, rate float64) (float64, error) {
 		return 0, fmt.Errorf("%d requests at one time have no rate to scale", n)
 	}
 	speed := rate * (last - first).Seconds() / float64(n)
-	if !(speed > 0) || math.IsInf(speed, 0) {
-		return 0, fmt.Errorf("%d requests in %v cannot be scaled to %v a second", n, last-first, rate)
+	if !(speed >= minSpeed && speed <= maxSpeed) {
+		return 0, fmt.Errorf("%d requests in %v are %.3g a second: %v a second would be %.3g times as fast, which must be between %v and %v", n, last-first,
+			float64(n)/(last-first).Seconds(), rate, speed, minSpeed, maxSpeed)
 	}
 	return speed, nil
 }
@@ -42,33 +48,17 @@ func Quantum(t *formats.Trace) (time.Duration, error) {
 	if q := t.Header.TimeQuantumNS; q > 0 {
 		return time.Duration(q), nil
 	}
-	var rows, shared int64
-	last, run := int64(math.MinInt64), int64(0)
-	gaps := stats.Sample{Limit: 1 << 17}
+	var ticks stats.Ticks
 	for b, err := range t.Scan(formats.ColArrival) {
 		if err != nil {
 			return 0, err
 		}
 		at, _ := b.Int64(formats.ColArrival)
 		for _, v := range at {
-			rows++
-			if v == last {
-				if run++; run == 1 {
-					shared++ // the first of them
-				}
-				shared++
-				continue
-			}
-			if run = 0; last != math.MinInt64 && v > last {
-				gaps.Add(float64(v-last), 1)
-			}
-			last = v
+			ticks.Add(v)
 		}
 	}
-	if 2*shared <= rows || gaps.N() == 0 {
-		return 0, nil
-	}
-	return time.Duration(math.Round(gaps.Quantile(0.5))), nil
+	return time.Duration(ticks.Tick()), nil
 }
 
 // Describe writes the selection into a manifest's options, as far as it says anything.

@@ -195,6 +195,9 @@ func (s Selection) Validate() error {
 			bad("a %s of %v", name, v)
 		}
 	}
+	if s.Speed > 0 && (s.Speed < minSpeed || s.Speed > maxSpeed) {
+		bad("a speed of %v: between %v and %v times", s.Speed, minSpeed, maxSpeed)
+	}
 	if s.Speed > 0 && s.Speed != 1 && s.Rate > 0 {
 		bad("speed and rate are two ways to say one thing")
 	}

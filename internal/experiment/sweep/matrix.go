@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -103,24 +104,44 @@ func (m *Matrix) Validate() error {
 			}
 		}
 	}
-	if m.Requests <= 0 && m.Duration <= 0 {
+	if m.Requests == 0 && m.Duration == 0 {
 		bad("a cell needs a number of requests or a duration")
 	}
-	if m.Requests < 0 || m.Duration < 0 || m.Timeout < 0 || m.Repeats < 0 || m.WarmUp != nil && *m.WarmUp < 0 {
-		bad("a negative number")
+	for _, n := range []struct {
+		name        string
+		value, most int64
+	}{{"requests", m.Requests, maxRequests}, {"repeats", int64(m.Repeats), maxRepeats}, {"duration", int64(m.Duration), math.MaxInt64}, {"timeout", int64(m.Timeout), math.MaxInt64},
+		{"warm-up", warmUp(m.WarmUp), maxRequests}} {
+		if n.value < 0 {
+			bad("%s must not be negative", n.name)
+		} else if n.value > n.most {
+			bad("%s %d: at most %d", n.name, n.value, n.most)
+		}
 	}
 	if _, err := workload.ParseArrival(m.Arrival, 1, max(m.Duration.Seconds(), 1)); err != nil {
 		errs = append(errs, err)
 	}
 	if s := m.Search; s != nil {
-		if !(s.From > 0) || !(s.To > s.From) || s.To > 1e6 || s.Attain < 0 || s.Attain > 1 || s.Within < 0 || s.Within >= 1 {
-			bad("search from %v to %v, attain %v, within %v", s.From, s.To, s.Attain, s.Within)
+		if !(s.From >= minRate && s.From <= maxRate && s.To >= minRate && s.To <= maxRate) {
+			bad("search from %v to %v: rates are between %v and %v a second", s.From, s.To, minRate, maxRate)
+		} else if s.From >= s.To {
+			bad("search from %v to %v: the lower rate comes first", s.From, s.To)
+		}
+		if !(s.Attain >= 0 && s.Attain <= 1) || !(s.Within >= 0 && s.Within < 1) {
+			bad("search: attain %v and within %v must be shares", s.Attain, s.Within)
 		}
 		if len(m.SLO) == 0 {
 			bad("a search needs an SLO, such as ttft=500ms")
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func warmUp(n *int64) int64 {
+	if n == nil {
+		return 0
+	}
+	return *n
 }
 
 func boolCount(b ...bool) (n int) {
@@ -132,15 +153,27 @@ func boolCount(b ...bool) (n int) {
 	return n
 }
 
+// Rates below minRate make one request in days, those above maxRate more than a client sends.
+const (
+	minRate = 1e-5
+	maxRate = 1e6
+
+	maxUsers    = 1_000_000
+	maxRequests = 1_000_000_000
+	maxRepeats  = 1000
+)
+
 func checkValue(name, v string) error {
 	switch name {
 	case "input", "output", "users":
 		if n, err := strconv.ParseInt(v, 10, 32); err != nil || n < 1 {
 			return fmt.Errorf("%s %q is not a positive whole number", name, v)
+		} else if name == "users" && n > maxUsers {
+			return fmt.Errorf("users %q: at most %d", v, maxUsers)
 		}
 	case "rate":
-		if r, err := strconv.ParseFloat(v, 64); err != nil || !(r > 0) || math.IsInf(r, 0) || r > 1e6 {
-			return fmt.Errorf("rate %q is not a positive number of requests per second", v)
+		if r, err := strconv.ParseFloat(v, 64); err != nil || !(r >= minRate && r <= maxRate) {
+			return fmt.Errorf("rate %q is no number of requests per second between %v and %v", v, minRate, maxRate)
 		}
 	default:
 		if v == "" {
@@ -300,7 +333,12 @@ const maxFile = 1 << 20
 // Read reads a MATRIX.yaml; an unknown field is an error. A relative deployment file starts at the matrix's directory. What it leaves out
 // has a default: 200 requests a cell, 10 minutes for a run, one repeat. The result is not validated: flags may add to it.
 func Read(path string) (*Matrix, error) {
-	b, err := os.ReadFile(path)
+	in, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read matrix: %w", err)
+	}
+	defer in.Close()
+	b, err := io.ReadAll(io.LimitReader(in, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("read matrix: %w", err)
 	}
@@ -321,7 +359,9 @@ func parse(b []byte) (*Matrix, error) {
 	var f file
 	d := yaml.NewDecoder(bytes.NewReader(b))
 	d.KnownFields(true)
-	if err := d.Decode(&f); err != nil {
+	if err := d.Decode(&f); errors.Is(err, io.EOF) {
+		return nil, errors.New("it is empty")
+	} else if err != nil {
 		return nil, errors.New(strings.ReplaceAll(strings.TrimPrefix(err.Error(), "yaml: "), "\n", ";"))
 	}
 	m := &Matrix{Deploy: f.Deploy, Target: f.Target, Exclude: f.Exclude, Include: f.Include, Requests: f.Requests, Repeats: f.Repeats, Arrival: f.Arrival, WarmUp: f.WarmUp, SLOText: f.SLO, Seed: f.Seed}

@@ -26,15 +26,19 @@ type Load struct {
 	blocks bool
 	turns  map[formats.Hash]int
 	think  []float64
-	last   map[formats.Hash]float64
+	last   map[formats.Hash]turn
+	change []float64 // tokens from the prompt of each turn to the next one's
 }
+
+// turn is a session's last.
+type turn struct{ at, input float64 }
 
 // minimum is the least number of requests that can be compared.
 const minimum = 10
 
 // Read keeps what is compared of a trace. About 40 bytes a request stay in memory, and the distinct prefix blocks.
 func Read(rows iter.Seq2[*formats.Exchange, error]) (*Load, error) {
-	l := &Load{turns: map[formats.Hash]int{}, last: map[formats.Hash]float64{}}
+	l := &Load{turns: map[formats.Hash]int{}, last: map[formats.Hash]turn{}}
 	first, lastAt := int64(0), math.Inf(-1)
 	ordered := true
 	var blocks []uint64
@@ -63,10 +67,13 @@ func Read(rows iter.Seq2[*formats.Exchange, error]) (*Load, error) {
 		}
 		if x.SessionID.Valid {
 			if old, ok := l.last[x.SessionID.V]; ok {
-				l.think = append(l.think, t-old)
+				l.think = append(l.think, t-old.at)
+				if old.input > 0 && x.InputTokens.Valid {
+					l.change = append(l.change, float64(x.InputTokens.V)-old.input)
+				}
 			}
 			l.turns[x.SessionID.V]++
-			l.last[x.SessionID.V] = t
+			l.last[x.SessionID.V] = turn{t, float64(x.InputTokens.V)}
 		}
 	}
 	if len(l.at) < minimum {
@@ -76,6 +83,7 @@ func Read(rows iter.Seq2[*formats.Exchange, error]) (*Load, error) {
 		l.sort()
 	}
 	sort.Float64s(l.think)
+	sort.Float64s(l.change)
 	l.last = nil
 	return l, nil
 }
@@ -148,6 +156,8 @@ type Figures struct {
 	Sessions        int                `json:"sessions,omitempty"`
 	Turns           Null               `json:"turns_mean"`
 	Between         Null               `json:"turn_gap_p50_s"`
+	Growth          Null               `json:"turn_growth_p50"`    // tokens by which a session's prompt grows from one turn to the next
+	Shrinking       Null               `json:"turn_shrinks_share"` // of later turns: those whose prompt is shorter than the one before
 }
 
 // Null is a figure that may be unknown.
@@ -195,6 +205,10 @@ func (l *Load) Figures() Figures {
 		f.Turns = formats.Of(float64(n) / float64(len(l.turns)))
 		if len(l.think) > 0 {
 			f.Between = formats.Of(l.think[len(l.think)/2])
+		}
+		if n := len(l.change); n > 0 {
+			f.Growth = formats.Of(l.change[n/2])
+			f.Shrinking = formats.Of(float64(sort.SearchFloat64s(l.change, 0)) / float64(n))
 		}
 	}
 	return f

@@ -152,6 +152,27 @@ func TestJointSeesWhatMarginalsDoNot(t *testing.T) {
 	}
 }
 
+// TestSessionsAreDescribed follows two sessions by hand.
+func TestSessionsAreDescribed(t *testing.T) {
+	a, b := formats.Of(formats.Hash{1}), formats.Of(formats.Hash{2})
+	var out []*formats.Exchange
+	for i, r := range []struct {
+		session formats.Null[formats.Hash]
+		input   int64
+	}{{a, 100}, {b, 50}, {a, 300}, {b, 80}, {a, 250}, {a, 400}, {a, 700}, {b, 90}, {a, 900}, {a, 150}} {
+		out = append(out, &formats.Exchange{ArrivalUnixNS: int64(i) * 1e9, SessionID: r.session, InputTokens: formats.Of(r.input), OutputTokens: formats.Of[int64](5)})
+	}
+	f := read(t, out).Figures()
+	// Changes of the first: 200, -50, 150, 300, 200, -750; of the second: 30, 10. Gaps: 2, 2, 1, 1, 2, 1 and 2, 4.
+	if f.Sessions != 2 || f.Turns.V != 5 || f.Between.V != 2 || f.Growth.V != 150 || f.Shrinking.V != 0.25 {
+		t.Errorf("%d sessions of %v turns, gap %v, growth %v, shrinking %v", f.Sessions, f.Turns.V, f.Between.V, f.Growth.V, f.Shrinking.V)
+	}
+	plain := read(t, rows(7, 50, 5)).Figures()
+	if plain.Sessions != 0 || plain.Turns.Valid || plain.Growth.Valid || plain.Shrinking.Valid {
+		t.Errorf("sessions where there are none: %+v", plain)
+	}
+}
+
 // TestQueueIsQuieterWithLess runs the queueing check on a load and on its half.
 func TestQueueIsQuieterWithLess(t *testing.T) {
 	p, err := engine.FindProfile("llama-3.1-8b-h100")

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/shadowtape/shadowtape/formats"
+	"github.com/shadowtape/shadowtape/internal/stats"
 	"github.com/shadowtape/shadowtape/internal/workload"
 )
 
@@ -29,6 +30,9 @@ func (o Options) Validate() error {
 	var errs []error
 	if !(o.Window >= 0) || math.IsInf(o.Window, 0) || math.IsNaN(o.Fold) || o.Tenants < 0 {
 		errs = append(errs, fmt.Errorf("window %v, fold %v, %d tenants: must be numbers, window and tenants not negative", o.Window, o.Fold, o.Tenants))
+	}
+	if o.Fold > 0 && !(o.Fold >= hour && o.Fold <= 366*day) {
+		errs = append(errs, fmt.Errorf("fold %v s: between an hour and a year", o.Fold))
 	}
 	if o.Family != "" && o.Family != workload.Table {
 		if _, err := Length(o.Family, []float64{1, 2}); err != nil {
@@ -138,17 +142,11 @@ func quantum(samples []sample, h formats.Header) float64 {
 	if h.TimeQuantumNS > 0 {
 		return float64(h.TimeQuantumNS) / 1e9
 	}
-	var gaps []int64
-	for i := 1; i < len(samples); i++ {
-		if d := samples[i].at - samples[i-1].at; d > 0 {
-			gaps = append(gaps, d)
-		}
+	var ticks stats.Ticks
+	for _, s := range samples {
+		ticks.Add(s.at)
 	}
-	if len(gaps) == 0 || len(gaps)*2 > len(samples) {
-		return 0
-	}
-	slices.Sort(gaps)
-	return math.Round(float64(gaps[len(gaps)/2])/1e6) / 1e3
+	return math.Round(float64(ticks.Tick())/1e6) / 1e3
 }
 
 // spread moves arrivals that share a tick apart, evenly over the tick's length.
