@@ -177,7 +177,7 @@ func carry(from, to net.Conn, oneWay time.Duration) {
 }
 
 func TestCalibrateNeedsData(t *testing.T) {
-	_, _, err := virtual.Calibrate(t.Context(), trace(1, 100, time.Second), virtual.CalibrateOptions{Profile: profile(t)})
+	_, _, err := virtual.Calibrate(t.Context(), trace(1, 100, time.Second), virtual.CalibrateOptions{Profile: profile(t), HoldOut: 0.3})
 	if err == nil || !strings.Contains(err.Error(), "0 of the first 70") {
 		t.Errorf("a run without times: %v", err)
 	}

@@ -65,16 +65,17 @@ func (t *Table) Text(w io.Writer) error {
 	for _, a := range t.Answers {
 		fmt.Fprintf(b, "highest rate within %s: %s (%s, %d runs)\n", t.SLO, a, describe(a.Values, t.Axes), a.Runs)
 	}
-	width := 4
-	for _, r := range t.Medians {
-		width = max(width, len(describe(r.Values, t.Axes)))
+	axes := t.Axes
+	if t.widest(axes) > mostName { // what all cells have does not tell them apart
+		axes = t.varying()
 	}
-	width = min(width, 36)
+	width := min(max(t.widest(axes), 4), mostName)
 	fmt.Fprintf(b, "%-*s %9s %9s %9s %11s %7s\n", width, "cell", "ttft p50", "ttft p99", "tpot p50", "out tok/s", "failed")
 	for _, r := range t.Medians {
-		name := describe(r.Values, t.Axes)
+		name := describe(r.Values, axes)
 		if len(name) > width {
-			name = name[:width-1] + "…"
+			fmt.Fprintln(b, name)
+			name = ""
 		}
 		if r.Error != "" {
 			fmt.Fprintf(b, "%-*s failed: %s\n", width, name, strings.ReplaceAll(r.Error, "\n", "; "))
@@ -88,6 +89,26 @@ func (t *Table) Text(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// mostName is what fits beside the figures.
+const mostName = 36
+
+func (t *Table) widest(axes []string) (n int) {
+	for _, r := range t.Medians {
+		n = max(n, len(describe(r.Values, axes)))
+	}
+	return n
+}
+
+// varying are the axes of which there is more than one value.
+func (t *Table) varying() (axes []string) {
+	for _, a := range t.Axes {
+		if slices.ContainsFunc(t.Medians, func(r Result) bool { return r.Values[a] != t.Medians[0].Values[a] }) {
+			axes = append(axes, a)
+		}
+	}
+	return axes
 }
 
 func describe(values map[string]string, axes []string) string {
