@@ -135,7 +135,8 @@ func TestTrafficOrServer(t *testing.T) {
 			if s := mean(g.server); !c.server && math.Abs(s) > 5 || c.server && (s < 10 || s > 28) {
 				t.Errorf("%s: %s: the server's part is %+.1f %%", c.name, name, s)
 			}
-			if full && (!c.server && g.called > draws/20 || c.server && g.called < draws*9/10) {
+			// The promise of docs/GATE.md: right in nine days of ten, whether the server differs or not.
+			if full && (!c.server && g.called > draws/10 || c.server && g.called < draws*9/10) {
 				t.Errorf("%s: %s: called worse in %d of %d", c.name, name, g.called, draws)
 			}
 		}
