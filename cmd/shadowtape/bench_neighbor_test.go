@@ -22,7 +22,7 @@ func TestBenchNeighbor(t *testing.T) {
 		t.Skip("SKIPPED: a recorder on an interface needs CAP_NET_RAW")
 	}
 	const streams, rounds, itl = 200, 4, 10 * time.Millisecond
-	bin := binary(t)
+	bin := built(t)
 	trace := load(t, streams*10, 64, 100, func(i int) time.Duration { return time.Duration(i) * 10 * time.Second / (streams * 10) })
 	type side struct {
 		late []float64 // of a step, in microseconds: what it took beyond 10 ms

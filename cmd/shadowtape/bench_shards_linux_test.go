@@ -133,7 +133,7 @@ func conserved(m formats.Manifest, rows []*formats.Exchange, n int) string {
 // whole must differ by no more than they differ from run to run, and every request is accounted for, once.
 func TestBenchShards(t *testing.T) {
 	const n, rate, repeats = 600, 30, 4
-	bin := binary(t)
+	bin := built(t)
 	trace := load(t, n, 512, 60, poisson(rate, 11))
 	names := []string{"TTFT p50, ms", "TTFT p90, ms", "TPOT mean, ms", "E2EL p50, ms", "E2EL p90, ms", "output tokens", "completed"}
 	figures := map[int][][]float64{}
@@ -196,7 +196,7 @@ func listed(v []float64) string {
 // TestBenchAggregate finds the highest rate, and the most concurrent streams, at which a run is valid still: client and simulator on this
 // machine, by one replayer and by four in namespaces of their own.
 func TestBenchAggregate(t *testing.T) {
-	bin := binary(t)
+	bin := built(t)
 	const seconds = 4
 	fmt.Println("| replayers | load | offered | late > 1 ms | send lag p50 ms | p99 | completed | verdict |")
 	fmt.Println("|---|---|---|---|---|---|---|---|")

@@ -26,8 +26,8 @@ import (
 // the simulator's emission log is the truth that the client's rows are joined with on x-request-id. They print the tables of
 // docs/PERFORMANCE.md.
 
-// binary builds the program once.
-func binary(t *testing.T) string {
+// built builds the program once.
+func built(t *testing.T) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "shadowtape")
 	c := exec.Command("go", "build", "-o", bin, ".")
@@ -138,7 +138,7 @@ func emissions(t *testing.T, log, prefix string) map[formats.Hash]truthLine {
 
 // TestBenchAccuracy measures what the client's own clocks say against what the server did.
 func TestBenchAccuracy(t *testing.T) {
-	bin := binary(t)
+	bin := built(t)
 	fmt.Println("| streams | clock | requests | ttft error mean ms | p50 | p99 | max | gap error p99 ms | gap error p50 | client delay p99 ms | coalesced | send lag p99 ms | verdict |")
 	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, streams := range []int{1, 10, 100, 500, 1000} {
@@ -204,7 +204,7 @@ func benchAccuracy(t *testing.T, bin string, streams int, clock string) {
 
 // TestBenchLag measures how late requests leave, and whether the load that left is the load that was scheduled.
 func TestBenchLag(t *testing.T) {
-	bin := binary(t)
+	bin := built(t)
 	fmt.Println("| rate/s | requests | late > 1 ms | send lag p50 ms | p90 | p99 | p99.9 | max | completed | idc 1 s | of schedule | idc 10 s | of schedule | gap autocorrelation | of schedule | KS of gaps |")
 	fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, rate := range []float64{100, 500, 1000, 2000, 5000} {
