@@ -31,7 +31,7 @@ demo: build ## the main job on the built-in simulator: replay, replay slower, di
 	@DEMO='$(DEMO)' bash samples/demo/demo.sh
 
 test: ## run all tests
-	$(GO) test $(TESTFLAGS) ./...
+	$(GO) test -timeout 25m $(TESTFLAGS) ./...
 
 test-static: ## run the tests that need a binary without cgo: dropped privileges
 	CGO_ENABLED=0 $(GO) test ./recorder/ring
