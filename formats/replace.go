@@ -36,7 +36,9 @@ func Replace(where string) (*Replacement, error) {
 	r := &Replacement{final: where}
 	base, beside := path.Base(where), ""
 	if !Remote(where) {
-		r.final = filepath.Clean(where)
+		if r.final, err = filepath.EvalSymlinks(where); err != nil { // a link stays, and what it names is replaced where that stands
+			return nil, fmt.Errorf("replace %s: %w", where, bare(err))
+		}
 		base, beside = filepath.Base(r.final), filepath.Dir(r.final)
 		if info, err := os.Stat(r.final); err == nil && info.IsDir() {
 			if r.lock, err = lockDirectory(r.final); err != nil {

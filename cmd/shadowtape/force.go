@@ -21,6 +21,9 @@ func notRead(out string, inputs ...string) error {
 	return nil
 }
 
+// errInterrupted is what write of replacing says of a result that a signal cut short, where it would replace another.
+var errInterrupted = errors.New("interrupted")
+
 // replacing calls write with the place of a result: the name itself, or, with force, one beside what stands there. That stays as it is until
 // write has ended well.
 func replacing(out string, force bool, write func(out string) error) error {

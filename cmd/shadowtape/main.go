@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"strings"
@@ -29,12 +30,18 @@ const (
 	exitInvalid      = 4 // the measurement is invalid: run it again
 	exitInconclusive = 5 // it needs more
 	exitInterrupted  = 130
+	exitBrokenPipe   = 141 // nobody reads the answer: what a shell says of any filter that SIGPIPE ended
 )
 
 func main() {
 	ctx, stop := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // under nohup it is
+		signal.Notify(signals, syscall.SIGHUP) // the terminal is closed
+	}
+	// Whoever reads our output may end before us, as tee does on the Ctrl-C that stops both: that ends a write, not what we have begun.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() { // the first signal drains, the second exits
 		<-signals
 		stop()
@@ -154,6 +161,10 @@ func (a *app) report(err error) int {
 		if e.err == nil {
 			return code
 		}
+	}
+	var p *fs.PathError
+	if errors.As(err, &p) && errors.Is(err, syscall.EPIPE) && (p.Path == os.Stdout.Name() || p.Path == os.Stderr.Name()) {
+		return exitBrokenPipe
 	}
 	fmt.Fprintf(a.err, "shadowtape: %s\n", oneLine(err.Error()))
 	if e != nil && e.hint != "" {

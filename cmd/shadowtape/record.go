@@ -146,6 +146,9 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 		if src.Bodies != nil {
 			err = errors.Join(err, src.Bodies.Close())
 		}
+		if err == nil && ctx.Err() != nil && out != o.out {
+			err = fmt.Errorf("record: %w", errInterrupted)
+		}
 		return err
 	})
 	if !begun {
@@ -161,6 +164,9 @@ func (a *app) record(ctx context.Context, o recordFlags) error {
 		if perr := a.recorded(o, st); perr != nil {
 			err = errors.Join(err, perr)
 		}
+	}
+	if errors.Is(err, errInterrupted) {
+		return exitWith(exitInterrupted, err, "")
 	}
 	if err == nil && ctx.Err() != nil {
 		return exitWith(exitInterrupted, errors.New("record: interrupted, the trace holds what was read"), "")

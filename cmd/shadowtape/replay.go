@@ -173,8 +173,15 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 	err = replacing(o.out, o.force, func(out string) (err error) {
 		jo.Out = out
 		m, warnings, err = a.replayInto(ctx, c, where, jo)
+		if err == nil && m.Interrupted && out != o.out {
+			err = fmt.Errorf("replay %s: %w", where, errInterrupted)
+		}
 		return err
 	})
+	if errors.Is(err, errInterrupted) {
+		a.replayed(m, o, warnings)
+		return exitWith(exitInterrupted, err, "")
+	}
 	if errors.Is(err, fs.ErrExist) {
 		return withHint(err, "--force replaces it")
 	}

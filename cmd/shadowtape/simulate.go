@@ -164,11 +164,16 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 			m.Valid, m.Invalid = false, append(m.Invalid, err.Error())
 		}
 		if e := errors.Join(w.Close(m), finish()); e != nil || m.Interrupted { // what was simulated is written
+			if e == nil && place != f.out {
+				e = fmt.Errorf("simulate %s: %w", where, errInterrupted)
+			}
 			return e
 		}
 		return err
 	})
 	switch {
+	case errors.Is(err, errInterrupted):
+		return exitWith(exitInterrupted, err, "")
 	case errors.Is(err, fs.ErrExist):
 		return withHint(err, "--force replaces it")
 	case err != nil:
