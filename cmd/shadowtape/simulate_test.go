@@ -189,7 +189,7 @@ func TestRateBeyondNumbers(t *testing.T) {
 	dir := t.TempDir()
 	trace := filepath.Join(dir, "trace")
 	writeTrace(t, trace, 300)
-	if code, _, errs := invoke("simulate", trace, "--rate", "1e308", "-o", filepath.Join(dir, "run")); code != exitFailed && code != exitUsage || !strings.Contains(errs, "cannot be scaled") {
+	if code, _, errs := invoke("simulate", trace, "--rate", "1e308", "-o", filepath.Join(dir, "run")); code != exitFailed && code != exitUsage || !strings.Contains(errs, "times as fast, which must be between") {
 		t.Errorf("exit %d, %s", code, errs)
 	}
 }
