@@ -11,7 +11,7 @@ import (
 // minSpeed and maxSpeed bound how much a schedule is slowed down or sped up: beyond them it has no end, or no time in it.
 const (
 	minSpeed = 1e-3
-	maxSpeed = 1e6
+	maxSpeed = 1e9
 )
 
 // SpeedFor is how many times as fast a schedule must be played to come to a mean rate.
