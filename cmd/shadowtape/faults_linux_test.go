@@ -138,6 +138,15 @@ func TestReplayWithoutNames(t *testing.T) {
 	}
 }
 
+// TestReplayWithoutAConnection: of a target that no connection is made to in time it is not said that it takes them.
+func TestReplayWithoutAConnection(t *testing.T) {
+	target, _ := startSim(t)
+	code, _, errs := shadowtape(t, "replay", smallTrace(t, 3, time.Millisecond, nil), "--target", target, "--connect-timeout", "1ns", "-o", filepath.Join(t.TempDir(), "run"))
+	if code != exitFailed || !strings.Contains(errs, "reach "+target+": dial tcp") || strings.Contains(errs, "accepts") {
+		t.Errorf("%d %s", code, errs)
+	}
+}
+
 // nameService answers DNS queries: 127.0.0.1 for every name, with a life of a second, until it is lost.
 type nameService struct {
 	net.PacketConn

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -40,7 +41,8 @@ func Targets(ctx context.Context, c *client.Client, model string) ([]Info, error
 	var out []Info
 	for _, t := range c.Targets() {
 		info, err := ask(ctx, t, model)
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		var op *net.OpError // of a connection that was not made: it says so itself
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && (!errors.As(err, &op) || op.Op == "read") {
 			err = fmt.Errorf("it accepts connections, but has not said what it is in %v: %w", patience, err)
 		}
 		if err != nil {
