@@ -93,9 +93,11 @@ func pairText(a *app, first, second string, r fidelity.Report) error {
 	line("distance", "%10s %10s", "KS", "relative")
 	for _, d := range []struct {
 		name string
-		d    fidelity.Distance
-	}{{"gaps", r.Gaps}, {"input tokens", r.Input}, {"output tokens", r.Output}} {
-		line(d.name, "%10.4f %10.4f", d.d.KS, d.d.Wasserstein)
+		d    *fidelity.Distance
+	}{{"gaps", &r.Gaps}, {"input tokens", &r.Input}, {"output tokens", &r.Output}, {"turns a session", r.Turns}, {"turn gaps", r.Between}, {"turn growth", r.Growth}} {
+		if d.d != nil {
+			line(d.name, "%10.4f %10.4f", d.d.KS, d.d.Wasserstein)
+		}
 	}
 	line("input and output", "%10s", cell(r.Joint))
 	if len(r.Queue) > 0 {

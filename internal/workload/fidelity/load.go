@@ -316,9 +316,13 @@ type Report struct {
 	Gaps   Distance `json:"gaps"` // of each load's gaps ÷ their mean: the shape, not the rate
 	Input  Distance `json:"input_tokens"`
 	Output Distance `json:"output_tokens"`
-	Joint  Null     `json:"joint_ks"`             // of input and output together: greatest difference over a grid of A's quantiles
-	Queue  []Queue  `json:"queue,omitempty"`      // what an engine makes of both
-	Hits   Null     `json:"prefix_hits_distance"` // greatest difference of the hit curves
+	Joint  Null     `json:"joint_ks"` // of input and output together: greatest difference over a grid of A's quantiles
+	// Of sessions; nil where one load has none, or none of a second turn.
+	Turns   *Distance `json:"turns,omitempty"`       // a session
+	Between *Distance `json:"turn_gap,omitempty"`    // seconds from a turn's arrival to the next one's
+	Growth  *Distance `json:"turn_growth,omitempty"` // tokens by which prompts grow
+	Queue   []Queue   `json:"queue,omitempty"`       // what an engine makes of both
+	Hits    Null      `json:"prefix_hits_distance"`  // greatest difference of the hit curves
 }
 
 // ErrNoLengths says that a trace does not say how long its requests are.
@@ -341,6 +345,9 @@ func Compare(a, b *Load) (Report, error) {
 	r.Input = distance(slices.Clone(a.input), slices.Clone(b.input))
 	r.Output = distance(slices.Clone(a.output), slices.Clone(b.output))
 	r.Joint = formats.Of(joint(a, b))
+	r.Turns = distances(a.turnCounts(), b.turnCounts())
+	r.Between = distances(slices.Clone(a.think), slices.Clone(b.think))
+	r.Growth = distances(slices.Clone(a.change), slices.Clone(b.change))
 	if a.blocks && b.blocks {
 		most := 0.0
 		for k, v := range r.A.PrefixHits {
@@ -349,6 +356,24 @@ func Compare(a, b *Load) (Report, error) {
 		r.Hits = formats.Of(most)
 	}
 	return r, nil
+}
+
+// turnCounts is how many turns each session has.
+func (l *Load) turnCounts() []float64 {
+	counts := make([]float64, 0, len(l.turns))
+	for _, n := range l.turns {
+		counts = append(counts, float64(n))
+	}
+	return counts
+}
+
+// distances is nil where one side has no values; it sorts both.
+func distances(a, b []float64) *Distance {
+	if len(a) == 0 || len(b) == 0 {
+		return nil
+	}
+	d := distance(a, b)
+	return &d
 }
 
 // distance sorts both.

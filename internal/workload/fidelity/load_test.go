@@ -167,6 +167,32 @@ func TestSessionsAreDescribed(t *testing.T) {
 	if f.Sessions != 2 || f.Turns.V != 5 || f.Between.V != 2 || f.Growth.V != 150 || f.Shrinking.V != 0.25 {
 		t.Errorf("%d sessions of %v turns, gap %v, growth %v, shrinking %v", f.Sessions, f.Turns.V, f.Between.V, f.Growth.V, f.Shrinking.V)
 	}
+	// The same without the first session's last turn, the others twice as far apart: 7 and 3 turns against 6 and 3, gaps doubled.
+	var slower []*formats.Exchange
+	for i, x := range out[:9] {
+		y := *x
+		y.ArrivalUnixNS = int64(i) * 2e9
+		slower = append(slower, &y)
+	}
+	slower = append(slower, &formats.Exchange{ArrivalUnixNS: 30e9, InputTokens: formats.Of[int64](1), OutputTokens: formats.Of[int64](1)})
+	r, err := Compare(read(t, out), read(t, slower))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Gaps of 1, 1, 1, 2, 2, 2, 2, 4 against 2, 2, 4, 4, 4, 4, 8: the greatest difference is 7/8 - 2/7 at 2; the means are 15/8 and 4, and
+	// one is nowhere below the other.
+	if r.Turns == nil || r.Turns.KS != 0.5 || math.Abs(r.Turns.Wasserstein-0.1) > 1e-9 {
+		t.Errorf("turns: %+v", r.Turns)
+	}
+	if r.Between == nil || math.Abs(r.Between.KS-(7./8-2./7)) > 1e-9 || math.Abs(r.Between.Wasserstein-(4-15./8)/(15./8)) > 1e-9 {
+		t.Errorf("turn gaps: %+v", r.Between)
+	}
+	if r.Growth == nil || math.Abs(r.Growth.KS-1./8) > 1e-9 {
+		t.Errorf("turn growth: %+v", r.Growth)
+	}
+	if r, err := Compare(read(t, out), read(t, rows(7, 50, 5))); err != nil || r.Turns != nil || r.Between != nil || r.Growth != nil {
+		t.Errorf("against a load without sessions: %+v, %v", r, err)
+	}
 	plain := read(t, rows(7, 50, 5)).Figures()
 	if plain.Sessions != 0 || plain.Turns.Valid || plain.Growth.Valid || plain.Shrinking.Valid {
 		t.Errorf("sessions where there are none: %+v", plain)
