@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -180,13 +181,32 @@ func openRuns(names []string) (runs []*analyzer.Run, done func(), err error) {
 
 // writeNew writes a file that must not exist, unless force says so; what was there stays until the new one is whole.
 func writeNew(path string, force bool, write func(io.Writer) error) error {
+	if err := writable(path, force); err != nil {
+		return err
+	}
+	return writeFile(path, write)
+}
+
+// writable says before the work what writeNew would say after it: what is in the way of a file, or that there is no place for it.
+func writable(path string, force bool) error {
 	if path == "-" {
 		return usageError(errors.New("write -: standard output carries the answer, and this is a file beside it"), "")
 	}
-	if isFile(path) && !force {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		return fmt.Errorf("write %s: it is a directory", path)
+	case isFile(path) && !force:
 		return withHint(fmt.Errorf("write %s: it exists", path), "--force replaces it")
+	case err == nil:
+		return nil
 	}
-	return writeFile(path, write)
+	if in, err := os.Stat(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("write %s: %w", path, errors.Unwrap(err))
+	} else if !in.IsDir() {
+		return fmt.Errorf("write %s: %s is no directory", path, filepath.Dir(path))
+	}
+	return nil
 }
 
 // printJSON writes one indented document.

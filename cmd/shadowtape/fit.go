@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -42,8 +40,11 @@ the kinds of requests and the share of aborts. Traces of two days or more fold i
 			if out == "" {
 				return usageError(errors.New("-o is missing"), "shadowtape fit --help")
 			}
-			if _, err := os.Stat(out); err == nil && !force {
-				return withHint(fmt.Errorf("write workload model %s: %w", out, fs.ErrExist), "--force replaces it")
+			if err := notRead(out, args[0]); err != nil {
+				return err
+			}
+			if err := writable(out, force); err != nil {
+				return err
 			}
 			o := fit.Options{Window: window.Seconds(), Fold: fold.Seconds(), Tenants: tenants, Family: family, Source: filepath.Base(filepath.Clean(args[0]))}
 			if noFold {

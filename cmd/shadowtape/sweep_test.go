@@ -120,7 +120,7 @@ func TestSweepRefuses(t *testing.T) {
 		code int
 		want string
 	}{
-		{"a length of 0", []string{"sweep", "--target", "x", "--input", "0", "--output", "4", "--rate", "1", "-o", "x"}, exitUsage, `input "0"`},
+		{"a length of 0", []string{"sweep", "--target", "http://x", "--input", "0", "--output", "4", "--rate", "1", "-o", "x"}, exitUsage, `input "0"`},
 		{"no load", append(base, "-o", "x"), exitUsage, "the load is missing"},
 		{"no such arrivals", append(base, "--rate", "1", "--arrival", "often", "-o", "x"), exitUsage, `arrival "often"`},
 		{"a search without limits", append(base, "--search", "1..2", "-o", "x"), exitUsage, "needs an SLO"},

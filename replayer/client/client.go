@@ -108,8 +108,11 @@ func (o *Options) defaults() {
 func parseTarget(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		scheme, rest, _ := strings.Cut(s, "://")
-		return nil, fmt.Errorf("target %q is no http or https URL", scheme+"://"+rest[strings.LastIndexByte(rest, '@')+1:])
+		shown := s[strings.LastIndexByte(s, '@')+1:] // without a password
+		if scheme, _, ok := strings.Cut(s, "://"); ok && len(shown) < len(s) {
+			shown = scheme + "://" + shown
+		}
+		return nil, fmt.Errorf("target %q is no http or https URL", shown)
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
 		return nil, fmt.Errorf("target %q has a query or fragment", u.Scheme+"://"+u.Host+u.Path)

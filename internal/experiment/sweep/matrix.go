@@ -20,6 +20,7 @@ import (
 
 	"github.com/shadowtape/shadowtape/analyzer"
 	"github.com/shadowtape/shadowtape/internal/workload"
+	"github.com/shadowtape/shadowtape/replayer/client"
 )
 
 // Axis is one dimension of a matrix. Input, output, rate and users are the load; any other name is a value of the deployment file.
@@ -63,6 +64,12 @@ func (m *Matrix) Validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if (m.Deploy == "") == (m.Target == "") {
 		bad("a sweep needs a target or a deployment file, and not both")
+	} else if m.Target != "" {
+		if c, err := client.New(client.Options{Targets: []string{m.Target}}); err != nil {
+			errs = append(errs, err)
+		} else {
+			c.Close()
+		}
 	}
 	seen := map[string]bool{}
 	for _, a := range m.Axes {

@@ -10,6 +10,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/shadowtape/shadowtape/formats"
 )
@@ -145,6 +146,12 @@ func show(figure string, v float64) string {
 	return fmt.Sprintf("%.4g", v)
 }
 
+// heats are the maps of one figure.
+type heats struct {
+	Title string
+	Maps  []heat
+}
+
 // heat is one map of the page.
 type heat struct {
 	Title, Rows, Columns string
@@ -168,29 +175,58 @@ var shown = []struct {
 	more   bool
 }{{"ttft_p50", false}, {"ttft_p99", false}, {"tpot_p50", false}, {"output_rate", true}, {"slo_attainment", true}}
 
+// label is a figure's name for people; the others' are the columns' names.
+func label(figure string) string {
+	switch figure {
+	case "request_rate":
+		return "requests/s"
+	case "output_rate":
+		return "output tokens/s"
+	case "slo_attainment":
+		return "within SLO"
+	case "error_rate":
+		return "errors"
+	case "kv_usage_peak":
+		return "KV cache peak"
+	}
+	if name, q, ok := strings.Cut(figure, "_"); ok && (name == "ttft" || name == "tpot") {
+		return strings.ToUpper(name) + " " + q
+	}
+	return figure
+}
+
 // Page writes the sweep as one self-contained HTML page: heat maps over the two axes that vary most, throughput against latency with its
 // Pareto front, and the table.
 func (t *Table) Page(w io.Writer, title string) error {
 	rows, columns, rest := t.plane()
-	var maps []heat
+	var maps []heats
 	if rows != "" && columns != "" {
 		for _, f := range shown {
+			of := heats{Title: label(f.figure)}
 			for _, group := range t.groups(rest) {
 				if h, ok := t.heat(f.figure, f.more, rows, columns, group); ok {
-					maps = append(maps, h)
+					of.Maps = append(of.Maps, h)
 				}
+			}
+			if len(of.Maps) > 0 {
+				maps = append(maps, of)
 			}
 		}
 	}
 	head := []string{"ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "request_rate", "output_rate", "slo_attainment", "error_rate", "kv_usage_peak"}
 	type line struct {
+		Name          string
 		Values, Cells []string
 		Error, State  string
+	}
+	var labels []string
+	for _, f := range head {
+		labels = append(labels, label(f))
 	}
 	var lines []line
 	failed, invalid := 0, 0
 	for _, r := range t.Medians {
-		l := line{Error: r.Error}
+		l := line{Name: describe(r.Values, t.Axes), Error: r.Error}
 		if r.Error == "" && !r.Valid {
 			invalid++
 			l.State = strings.Join(r.Invalid, "; ")
@@ -211,8 +247,8 @@ func (t *Table) Page(w io.Writer, title string) error {
 		answers = append(answers, fmt.Sprintf("highest rate within %s: %s (%s)", t.SLO, a, describe(a.Values, t.Axes)))
 	}
 	err := page.Execute(w, map[string]any{
-		"Title": title, "Maps": maps, "Scatter": t.scatter(), "Axes": t.Axes, "Head": head, "Lines": lines, "Span": len(head), "Answers": answers,
-		"Cells": len(t.Medians), "Runs": len(t.Results), "Failed": failed, "Invalid": invalid, "SLO": t.SLO,
+		"Title": title, "Maps": maps, "Scatter": t.scatter(), "Axes": t.Axes, "Head": labels, "Lines": lines, "Span": len(head), "Answers": answers,
+		"Cells": len(t.Medians), "Runs": len(t.Results), "Failed": failed, "Invalid": invalid, "Valid": len(lines) - failed - invalid, "SLO": t.SLO, "Named": strings.Join(t.varying(), " · "),
 	})
 	if err != nil {
 		return fmt.Errorf("write the sweep's page: %w", err)
@@ -300,10 +336,7 @@ func (t *Table) heat(figure string, more bool, rows, columns string, group map[s
 	if figure == "slo_attainment" { // good and bad have a meaning of their own
 		lo, hi = 0, 1
 	}
-	h := heat{Title: figure, Rows: rows, Columns: columns, Head: t.values(columns)}
-	if g := describe(group, t.Axes); g != "" {
-		h.Title += " (" + g + ")"
-	}
+	h := heat{Title: describe(group, t.Axes), Rows: rows, Columns: columns, Head: t.values(columns)}
 	found := false
 	for _, y := range t.values(rows) {
 		l := heatLine{Name: y}
@@ -350,24 +383,31 @@ func (t *Table) heat(figure string, more bool, rows, columns string, group map[s
 // scatter draws throughput against TTFT, and the Pareto front: what no other cell beats in both.
 func (t *Table) scatter() template.HTML {
 	type point struct {
-		x, y  float64
-		name  string
-		front bool
+		x, y         float64
+		name, short  string
+		valid, front bool
 	}
+	axes := t.varying()
 	var points []point
 	for _, r := range t.Medians {
 		x, ok := r.Figures["output_rate"]
 		y, ok2 := r.Figures["ttft_p50"]
 		if ok && ok2 && x > 0 && y > 0 {
-			points = append(points, point{x, y, describe(r.Values, t.Axes), false})
+			var short []string
+			for _, a := range axes {
+				if v := r.Values[a]; v != "" {
+					short = append(short, v)
+				}
+			}
+			points = append(points, point{x, y, describe(r.Values, t.Axes), strings.Join(short, " · "), r.Valid, false})
 		}
 	}
 	if len(points) < 2 {
 		return ""
 	}
 	for i := range points {
-		points[i].front = !slices.ContainsFunc(points, func(p point) bool {
-			return p.x >= points[i].x && p.y <= points[i].y && (p.x > points[i].x || p.y < points[i].y)
+		points[i].front = points[i].valid && !slices.ContainsFunc(points, func(p point) bool {
+			return p.valid && p.x >= points[i].x && p.y <= points[i].y && (p.x > points[i].x || p.y < points[i].y)
 		})
 	}
 	slices.SortFunc(points, func(a, b point) int {
@@ -407,10 +447,23 @@ func (t *Table) scatter() template.HTML {
 	fmt.Fprintf(b, `<polyline class="front" points="%s"/>`, strings.TrimSpace(path))
 	for _, p := range points {
 		class := "dot"
-		if p.front {
+		switch {
+		case !p.valid:
+			class = "dot invalid"
+		case p.front:
 			class = "dot best"
 		}
 		fmt.Fprintf(b, `<circle class="%s" cx="%.1f" cy="%.1f" r="5"><title>%s: %.4g tokens/s, %.4g ms</title></circle>`, class, px(p.x), py(p.y), template.HTMLEscapeString(p.name), p.x, p.y)
+	}
+	beside := math.Inf(-1)
+	for _, p := range points { // by x: a name that would run into the one before is left to the title
+		wide := float64(6*utf8.RuneCountInString(p.short)) / 2
+		x := min(px(p.x), width-right-wide)
+		if !p.front || len(p.short) > 40 || x-wide < beside {
+			continue
+		}
+		beside = x + wide + 6
+		fmt.Fprintf(b, `<text class="name" x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, x, py(p.y)-9, template.HTMLEscapeString(p.short))
 	}
 	fmt.Fprintf(b, `<text class="axis" x="%d" y="%d" text-anchor="end">output tokens/s →</text><text class="axis" x="%d" y="%d">↑ median TTFT (logarithmic)</text></svg>`, width-right, height-4, left, top-4)
 	return template.HTML(b.String())
@@ -444,22 +497,23 @@ var page = template.Must(template.New("sweep").Parse(`<!doctype html>
 :root{color-scheme:light dark;--fg:#1c2024;--bg:#fff;--soft:#6b7280;--line:#e5e7eb;--card:#f8f9fa;--bad:#c62828;--best:#1d6fd1}
 @media (prefers-color-scheme:dark){:root{--fg:#e6e6e6;--bg:#15181b;--soft:#9aa3ad;--line:#2c3136;--card:#1c2024;--bad:#ef7070;--best:#6fb0f7}}
 body{font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:1160px;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}p{color:var(--soft);margin:.2rem 0}
+h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}h3{font-size:.95rem;margin:1rem 0 .2rem}ul{margin:.4rem 0;padding-left:1.2rem;color:var(--soft);font-size:13px}summary{color:var(--soft);margin-top:.6rem;cursor:pointer}p{color:var(--soft);margin:.2rem 0}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}th,td{border:1px solid var(--line);padding:.3rem .55rem;text-align:right;white-space:nowrap}
 th{background:var(--card);font-weight:600}.wide{overflow-x:auto}.error{color:var(--bad);text-align:left}.maps{display:flex;flex-wrap:wrap;gap:1.2rem}
 .maps td{min-width:5.2em}caption{text-align:left;font-weight:600;padding:.2rem 0}svg{width:100%;min-width:620px;height:auto}.grid{stroke:var(--line)}.axis{fill:var(--soft);font-size:11px}
-.dot{fill:var(--soft)}.dot.best{fill:var(--best)}.front{fill:none;stroke:var(--best);stroke-width:1.5}
+.dot{fill:var(--soft)}.dot.best{fill:var(--best)}.dot.invalid{fill:none;stroke:var(--soft);stroke-width:1.5}.name{fill:var(--fg);font-size:11px;stroke:var(--bg);stroke-width:3px;paint-order:stroke}.front{fill:none;stroke:var(--best);stroke-width:1.5}
 @media (max-width:480px){th,td{padding:.25rem .35rem}.maps td{min-width:4em}}
 </style></head><body>
 <h1>{{.Title}}</h1>
-<p>{{.Cells}} cells, {{.Runs}} runs{{if .Failed}}, {{.Failed}} cells failed{{end}}{{if .Invalid}}, {{.Invalid}} cells invalid (†){{end}}{{if .SLO}}; SLO {{.SLO}}{{end}}. A figure is the median over the valid repeats of its cell.</p>
+<p>{{.Cells}} cells, {{.Runs}} runs{{if .Failed}}, {{.Failed}} cells failed{{end}}{{if .Invalid}}, {{.Invalid}} cells invalid (†){{end}}{{if .SLO}}; SLO {{.SLO}}{{end}}. A figure is the median over the valid repeats of its cell{{if .Invalid}}, of a cell without one over all{{end}}.</p>
 {{range .Answers}}<p><b>{{.}}</b></p>{{end}}
-{{if .Maps}}<h2>Maps</h2><div class="maps">{{range .Maps}}<table><caption>{{.Title}}</caption><tr><th>{{.Rows}} \ {{.Columns}}</th>{{range .Head}}<th>{{.}}</th>{{end}}</tr>
-{{range .Lines}}<tr><th>{{.Name}}</th>{{range .Cells}}<td style="background:{{.Color}}" title="{{.Title}}">{{.Text}}</td>{{end}}</tr>{{end}}</table>{{end}}</div>{{end}}
-{{if .Scatter}}<h2>Throughput against latency</h2><p>Blue: no other cell is better in both.</p><div class="wide">{{.Scatter}}</div>{{end}}
+{{if .Maps}}<h2>Maps</h2>{{range .Maps}}<h3>{{.Title}}</h3><div class="maps">{{range .Maps}}<div class="wide"><table>{{if .Title}}<caption>{{.Title}}</caption>{{end}}<tr><th>{{.Rows}} \ {{.Columns}}</th>{{range .Head}}<th>{{.}}</th>{{end}}</tr>
+{{range .Lines}}<tr><th>{{.Name}}</th>{{range .Cells}}<td style="background:{{.Color}}" title="{{.Title}}">{{.Text}}</td>{{end}}</tr>{{end}}</table></div>{{end}}</div>{{end}}{{end}}
+{{if .Scatter}}<h2>Throughput against latency</h2><p>{{if .Valid}}Blue: no other valid cell is better in both{{if .Named}}; above it {{.Named}}{{end}}. {{end}}{{if .Invalid}}Hollow: not valid.{{end}}</p><div class="wide">{{.Scatter}}</div>{{end}}
 <h2>All cells</h2><div class="wide"><table><tr>{{range .Axes}}<th>{{.}}</th>{{end}}{{range .Head}}<th>{{.}}</th>{{end}}</tr>
 {{$span := .Span}}{{range .Lines}}<tr{{if .State}} title="invalid: {{.State}}"{{end}}>{{$state := .State}}{{range $i, $v := .Values}}<td>{{$v}}{{if and $state (eq $i 0)}} †{{end}}</td>{{end}}{{if .Error}}<td class="error" colspan="{{$span}}">{{.Error}}</td>{{else}}{{range .Cells}}<td>{{.}}</td>{{end}}{{end}}</tr>
 {{end}}</table></div>
-{{if .Invalid}}<p>† not valid: no run of the cell can be trusted.{{range .Lines}}{{if .State}} {{range $i, $v := .Values}}{{if $i}}, {{end}}{{$v}}{{end}}: {{.State}}.{{end}}{{end}}</p>{{end}}
+{{if .Invalid}}<details{{if le .Invalid 6}} open{{end}}><summary>† {{.Invalid}} cells are not valid: no run of them can be trusted</summary><ul>{{range .Lines}}{{if .State}}<li>{{.Name}}: {{.State}}</li>
+{{end}}{{end}}</ul></details>{{end}}
 </body></html>
 `))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -108,6 +109,9 @@ func Run(ctx context.Context, m *Matrix, o Options) (Table, error) {
 	if m.Search != nil {
 		s.t.Axes = append(s.t.Axes, "rate")
 	}
+	if err := s.startable(); err != nil {
+		return s.t, err
+	}
 	if err := s.claim(); err != nil {
 		return s.t, err
 	}
@@ -132,6 +136,21 @@ func (s *sweep) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// startable is the error of a deployment file that no cell can read: nothing is made for it.
+func (s *sweep) startable() (first error) {
+	if s.m.Deploy == "" {
+		return nil
+	}
+	for _, c := range s.m.Cells() {
+		_, err := deploy.Load(s.m.Deploy, maps.Clone(c.Values))
+		if err == nil {
+			return nil
+		}
+		first = cmp.Or(first, err)
+	}
+	return first
 }
 
 // claim makes the sweep's directory, or checks that it is this sweep's.
@@ -241,11 +260,7 @@ func (s *sweep) measure(ctx context.Context, c Cell, repeat int, dir string) (er
 	var r *candidate.Running
 	limited := s.m.Timeout
 	if s.m.Deploy != "" {
-		values := map[string]string{}
-		for k, v := range c.Values {
-			values[k] = v
-		}
-		f, err := deploy.Load(s.m.Deploy, values)
+		f, err := deploy.Load(s.m.Deploy, maps.Clone(c.Values))
 		if err != nil {
 			return err
 		}

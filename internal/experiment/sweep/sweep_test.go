@@ -216,7 +216,7 @@ func TestRunResumesAndKeepsFailures(t *testing.T) {
 	if strings.Count(csv.String(), "\n") != 1+8+4 || !strings.Contains(page.String(), "<svg") || strings.Contains(page.String(), "http") || strings.Contains(page.String(), "ZgotmplZ") {
 		t.Errorf("csv of %d lines, or a page without its chart", strings.Count(csv.String(), "\n"))
 	}
-	for _, h := range []string{"ttft_p50", "input \\ rate"} {
+	for _, h := range []string{"TTFT p50", "input \\ rate"} {
 		if !strings.Contains(page.String(), h) {
 			t.Errorf("the page lacks %q", h)
 		}
