@@ -87,16 +87,21 @@ type Origin struct {
 	Against              string // of a gate: the base's commit
 }
 
+// at is when the run began. A simulated one's times are its trace's, by which every run of it would be of one night: it is of now.
+func (m *Measured) at() time.Time {
+	if m.Manifest.Kind == "simulate" {
+		return time.Now().UTC()
+	}
+	return time.Unix(0, m.Manifest.StartUnixNS).UTC()
+}
+
 // RecordOf makes a run's record. slow is the series' slow set; nil leaves the slow metrics' levels to the run's own.
 func (m *Measured) RecordOf(o Origin, slow []int) history.Record {
 	key := m.KeyOf()
 	f := flatten(m.Manifest.Environment)
 	r := history.Record{
-		Kind: history.RunKind, At: time.Unix(0, m.Manifest.StartUnixNS).UTC(), Series: key.ID(), ID: m.id(), Label: m.Run.Label, Commit: o.Commit, Branch: o.Branch, Team: o.Team, Key: key,
+		Kind: history.RunKind, At: m.at(), Series: key.ID(), ID: m.id(), Label: m.Run.Label, Commit: o.Commit, Branch: o.Branch, Team: o.Team, Key: key,
 		Invalid: m.Invalid, Levels: map[string]float64{}, Figures: map[string]float64{}, Quantiles: map[string]map[string]float64{}, Provenance: map[string]string{},
-	}
-	if m.Manifest.Kind == "simulate" { // its times are the trace's: every run of it would be of one night
-		r.At = time.Now().UTC()
 	}
 	for _, metric := range verdict.Defaults() {
 		metric.Set = nil
@@ -224,7 +229,9 @@ func (s Sides) Records(r Report, db *history.DB, o Origin, aa, runs bool) ([]his
 	if len(all) == 0 {
 		return nil, nil
 	}
-	verdicts := history.Record{Kind: history.GateKind, At: time.Now().UTC(), Series: all[0].KeyOf().ID(), AA: aa, Verdict: string(r.Verdict), States: map[string]string{}, Detectable: map[string]float64{}, Pairs: r.Pairs, Tested: r.Pairs >= fewestTested, Commit: o.Commit, Against: o.Against, Branch: o.Branch}
+	// The hour of the last launch, so that the same gate called again leaves the same line, which counts once.
+	at := slices.MaxFunc(all, func(a, b *Measured) int { return a.at().Compare(b.at()) }).at()
+	verdicts := history.Record{Kind: history.GateKind, At: at, Series: all[0].KeyOf().ID(), AA: aa, Verdict: string(r.Verdict), States: map[string]string{}, Detectable: map[string]float64{}, Pairs: r.Pairs, Tested: r.Pairs >= fewestTested, Commit: o.Commit, Against: o.Against, Branch: o.Branch}
 	for _, f := range r.Findings {
 		if f.Gated {
 			verdicts.States[f.Metric] = string(f.State)
@@ -306,10 +313,7 @@ func PastOf(db *history.DB, m *Measured, metrics []verdict.Metric, window time.D
 	if s == nil {
 		return nil
 	}
-	at := time.Unix(0, m.Manifest.StartUnixNS)
-	if m.Manifest.Kind == "simulate" {
-		at = time.Now()
-	}
+	at := m.at()
 	out := map[string]verdict.Past{}
 	for _, metric := range metrics {
 		out[metric.Name] = s.Past(metric, at, window)
