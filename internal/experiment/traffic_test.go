@@ -135,7 +135,7 @@ func TestTrafficOrServer(t *testing.T) {
 			if s := mean(g.server); !c.server && math.Abs(s) > 5 || c.server && (s < 10 || s > 28) {
 				t.Errorf("%s: %s: the server's part is %+.1f %%", c.name, name, s)
 			}
-			// The promise of docs/GATE.md: right in nine days of ten, whether the server differs or not.
+			// Right in nine days of ten, whether the server differs or not: docs/GATE.md says why it is no more.
 			if full && (!c.server && g.called > draws/10 || c.server && g.called < draws*9/10) {
 				t.Errorf("%s: %s: called worse in %d of %d", c.name, name, g.called, draws)
 			}
