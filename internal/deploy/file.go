@@ -43,7 +43,7 @@ type File struct {
 	Dialect string              `yaml:"dialect"` // a name of Dialects; default openai
 	Model   string              `yaml:"model"`   // what requests ask for; "": what the server lists first
 	Health  Health              `yaml:"health"`
-	Stop    Duration            `yaml:"stop"`   // grace before the candidate is killed; default 30 s
+	Stop    *Duration           `yaml:"stop"`   // grace before the candidate is killed; default 30 s, 0s: none
 	Probes  map[string][]string `yaml:"probes"` // name to command, run in the container for the environment snapshot
 	WarmUp  WarmUp              `yaml:"warm_up"`
 	Prepare []Prepare           `yaml:"prepare"` // run on this machine before the launch, in order
@@ -68,9 +68,9 @@ func (g GPURequest) None() bool {
 
 // Health says when the candidate counts as started.
 type Health struct {
-	Path     string   `yaml:"path"`     // answers 2xx when ready; default: the dialect's
-	Timeout  Duration `yaml:"timeout"`  // default 10 min: compilation and graph capture count as start-up
-	Interval Duration `yaml:"interval"` // between polls; default 500 ms
+	Path     string    `yaml:"path"`     // answers 2xx when ready; default: the dialect's
+	Timeout  *Duration `yaml:"timeout"`  // default 10 min: compilation and graph capture count as start-up
+	Interval *Duration `yaml:"interval"` // between polls; default 500 ms
 }
 
 // WarmUp says how long the candidate is warmed before it is measured: until Requests and Duration have both passed, then, with Steady,
@@ -85,9 +85,9 @@ type WarmUp struct {
 // Prepare is a command run before the launch: a quantization, a download. Where Creates exists already it is skipped; afterwards
 // Creates must exist, and its digest goes into the environment snapshot.
 type Prepare struct {
-	Command []string `yaml:"command"`
-	Creates string   `yaml:"creates"`
-	Timeout Duration `yaml:"timeout"` // default 1 h
+	Command []string  `yaml:"command"`
+	Creates string    `yaml:"creates"`
+	Timeout *Duration `yaml:"timeout"` // default 1 h
 }
 
 // ModelFiles names a model's directory for digests of its configuration and index files, and of its weights on request.
@@ -109,12 +109,12 @@ func (d *Duration) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// Or is d, or v where d is 0.
-func (d Duration) Or(v time.Duration) time.Duration {
-	if d == 0 {
+// Or is d, or v where the file does not say it.
+func (d *Duration) Or(v time.Duration) time.Duration {
+	if d == nil {
 		return v
 	}
-	return time.Duration(d)
+	return time.Duration(*d)
 }
 
 // Size is a number of bytes written as 16g, 512m, 64k or plain; the units are powers of 1,024.

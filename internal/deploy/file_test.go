@@ -20,11 +20,12 @@ shm: 16g
 ulimits: {memlock: -1, stack: 67108864}
 dialect: vllm
 health: {timeout: 20m}
+stop: 0s
 warm_up: {requests: 500, duration: 2m, steady: true, timeout: 10m}
 env: {HF_TOKEN: "${env:HF_TOKEN}", OMP_NUM_THREADS: 1, TOKENIZERS_PARALLELISM: "false"}
 volumes: ["models/it:/models/it"]
 `, map[string]string{"tp": "2", "gpus": "2", "unused": "x"})
-	if f.GPUs.Count != 2 || f.Command[3] != "2" || f.Shm != 16<<30 || f.Ulimits["memlock"] != "-1" || f.Health.Timeout.Or(0) != 20*time.Minute ||
+	if f.GPUs.Count != 2 || f.Command[3] != "2" || f.Shm != 16<<30 || f.Ulimits["memlock"] != "-1" || f.Health.Timeout.Or(0) != 20*time.Minute || f.Health.Interval.Or(1) != 1 || f.Stop.Or(1) != 0 ||
 		*f.WarmUp.Requests != 500 || !*f.WarmUp.Steady || f.Env["OMP_NUM_THREADS"] != "1" {
 		t.Errorf("%+v", f)
 	}
@@ -72,6 +73,9 @@ func TestParseRefuses(t *testing.T) {
 		{"fewer than no gpus", "image: x\nport: 1\ngpus: -1\n", "line 3: gpus is a number"},
 		{"gpu before the first", "image: x\nport: 1\ngpus: {indices: [-1]}\n", "gpus.indices: -1 is negative"},
 		{"free on none", "image: x\nport: 1\ngpus: {free: 10g}\n", "memory on no GPU"},
+		{"no time to be healthy", "image: x\nport: 1\nhealth: {timeout: 0s}\n", "health.timeout is 0s"},
+		{"no time between polls", "image: x\nport: 1\nhealth: {interval: 0ms}\n", "health.interval is 0s"},
+		{"no time to prepare", "image: x\nport: 1\nprepare: [{command: [a], timeout: 0s}]\n", "prepare.timeout of step 1 is 0s"},
 		{"tag", "image: !!python/object x\nport: 1\n", "line 1: tags such as !!python/object"},
 		{"merge", "<<: {image: x}\nport: 1\n", `there is no field "<<"`},
 		{"nested aliases", "name: &a [x, x]\nprocess: &b [*a, *a]\n", "anchors and aliases"},

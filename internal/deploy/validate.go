@@ -114,6 +114,11 @@ func (f *File) Validate() error {
 	} else if _, err := url.Parse("http://x" + p); err != nil {
 		bad("health.path %q is no path of a URL", p)
 	}
+	for name, d := range map[string]*Duration{"health.timeout": f.Health.Timeout, "health.interval": f.Health.Interval} {
+		if d.Or(1) == 0 {
+			bad("%s is 0s: give it more, or leave it out for the default", name)
+		}
+	}
 	if w := f.WarmUp; w.Duration != nil && w.Timeout != nil && *w.Duration > *w.Timeout {
 		bad("warm_up.duration %s is longer than warm_up.timeout %s: it would never be warm", time.Duration(*w.Duration), time.Duration(*w.Timeout))
 	}
@@ -128,6 +133,9 @@ func (f *File) Validate() error {
 	for i, p := range f.Prepare {
 		if len(p.Command) == 0 || p.Command[0] == "" {
 			bad("prepare step %d has no command", i+1)
+		}
+		if p.Timeout.Or(1) == 0 {
+			bad("prepare.timeout of step %d is 0s: give it more, or leave it out for the default", i+1)
 		}
 	}
 	if f.Files.Weights && f.Files.Path == "" {
