@@ -533,61 +533,6 @@ func TestHTTP2EventsOfOneReadAreCoalesced(t *testing.T) {
 	})
 }
 
-// What the server says it has not looked at is sent again and counted; what it may have looked at is not.
-func TestHTTP2Refused(t *testing.T) {
-	answer := func(w *http2.Framer, id uint32) {
-		head200(w, id)
-		w.WriteData(id, true, []byte(token+stop+usageEvent(7, 1)+done))
-	}
-	for _, c := range []struct {
-		name     string
-		first    func(c net.Conn, w *http2.Framer, id uint32) // the answer to the first request on the first connection
-		attempts int32
-		kind     string
-		dials    int // one more may be opened ahead of need
-	}{
-		{"refused", func(_ net.Conn, w *http2.Framer, id uint32) { w.WriteRSTStream(id, http2.ErrCodeRefusedStream) }, 2, "", 1},
-		{"goaway", func(_ net.Conn, w *http2.Framer, id uint32) { w.WriteGoAway(id-2+1, http2.ErrCodeNo, nil) }, 2, "", 2},
-		{"goaway after it", func(_ net.Conn, w *http2.Framer, id uint32) { w.WriteGoAway(id, http2.ErrCodeNo, nil); answer(w, id) }, 1, "", 2},
-		{"cancelled", func(_ net.Conn, w *http2.Framer, id uint32) { w.WriteRSTStream(id, http2.ErrCodeCancel) }, 1, formats.ErrorReset, 1},
-		{"closed under a kept connection", func(c net.Conn, _ *http2.Framer, _ uint32) { c.Close() }, 2, "", 2},
-		{"no HTTP/2", func(c net.Conn, _ *http2.Framer, _ uint32) { io.WriteString(c, "HTTP/1.1 400 Bad\r\n\r\n") }, 1, formats.ErrorProtocol, 2},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := 0
-				s := &pipes{raw: func(conn net.Conn, _ int) {
-					byHand(conn, func(w *http2.Framer, out *bytes.Buffer, id uint32) {
-						if n++; n == 2 { // the first has shown that the connection works
-							c.first(conn, w, id)
-							return
-						}
-						answer(w, id)
-					})
-				}}
-				st, rows := replayed2(t, t.Context(), s, at(0, time.Second, 2*time.Second), Options{}, client.Options{})
-				x := rows[1]
-				if x.Attempt.V != c.attempts || x.ErrorKind != c.kind || s.dials < c.dials || s.dials > c.dials+1 || rows[2].ErrorKind != "" || st.Retried != int64(c.attempts-1) {
-					t.Errorf("attempt %d, %q, %d connections, then %q, %d retried", x.Attempt.V, x.ErrorKind, s.dials, rows[2].ErrorKind, st.Retried)
-				}
-			})
-		})
-	}
-}
-
-// A server that refuses every stream is refused in the end.
-func TestHTTP2RefusesForever(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &pipes{raw: func(c net.Conn, _ int) {
-			byHand(c, func(w *http2.Framer, _ *bytes.Buffer, id uint32) { w.WriteRSTStream(id, http2.ErrCodeRefusedStream) })
-		}}
-		st, rows := replayed2(t, t.Context(), s, at(0), Options{}, client.Options{})
-		if st.Errors[formats.ErrorReset] != 1 || rows[0].Attempt.V != 3 {
-			t.Errorf("%v after %d attempts", st.Errors, rows[0].Attempt.V)
-		}
-	})
-}
-
 func TestHTTP2Options(t *testing.T) {
 	for _, o := range []client.Options{{Targets: []string{"http://a"}, HTTP: "3"}, {Targets: []string{"http://a"}, Header: http.Header{"Te": {"trailers"}}}} {
 		if o.Validate() == nil {

@@ -55,6 +55,17 @@ func TestOddLines(t *testing.T) {
 		{sweep + "--search 64..1 --slo ttft=1s", exitUsage, "search"},
 		{sweep + "--rate 1 --repeats 1000000000", exitUsage, "repeats"},
 		{"sweep --target bogus --input 16 --output 4 --rate 1 -o OUT", exitUsage, `target "bogus" is no http or https URL`},
+		{"replay TRACE --target http://127.0.0.1: -o OUT", exitUsage, `target "http://127.0.0.1:" has a colon and no port`},
+		{"replay TRACE --target https://[::1]: -o OUT", exitUsage, "has a colon and no port"},
+		{"replay TRACE --target http://:8000 -o OUT", exitUsage, "names no host"},
+		{"replay TRACE --target http://h:65536 -o OUT", exitUsage, "has the port 65536"},
+		{"replay TRACE --target http://h --proxy http://p: -o OUT", exitUsage, `proxy "http://p:" has a colon and no port`},
+		{"replay TRACE --target http://h --metrics http://h:/metrics -o OUT", exitUsage, "has a colon and no port"},
+		{"replay TRACE --target http://h --gpu-metrics http://h:/metrics -o OUT", exitUsage, "has a colon and no port"},
+		{"sweep --target http://127.0.0.1: --input 16 --output 4 --rate 1 -o OUT", exitUsage, "has a colon and no port"},
+		{"record --listen 127.0.0.1:0 --upstream http://127.0.0.1: -o OUT", exitUsage, `--upstream "http://127.0.0.1:" has a colon and no port`},
+		{"record --listen 127.0.0.1:0 --upstream http://h --metrics http://h: -o OUT", exitUsage, "has a colon and no port"},
+		{"record --listen 127.0.0.1:0 --upstream http://h --gpu-metrics http://h:0 -o OUT", exitUsage, "has the port 0"},
 		{"sweep --deploy NONE.yaml --input 16 --output 4 --rate 1 -o OUT", exitFailed, "no such file or directory"},
 	} {
 		line := strings.NewReplacer("TRACE", trace, "MODEL", model, "OUT", out, "NONE", none, "DIR", dir).Replace(c.line)

@@ -24,6 +24,7 @@ import (
 	"github.com/shadowtape/shadowtape/recorder"
 	"github.com/shadowtape/shadowtape/recorder/proxy"
 	"github.com/shadowtape/shadowtape/recorder/ring"
+	"github.com/shadowtape/shadowtape/replayer/client"
 )
 
 // liveFlags are the flags of record for traffic as it passes.
@@ -434,9 +435,11 @@ func readUpstream(text, ca string) (address string, c *tls.Config, err error) {
 		return "", nil, usageError(errors.New("--upstream is no URL"), hint)
 	}
 	port := map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	switch {
-	case port == "" || u.Hostname() == "":
-		return "", nil, usageError(fmt.Errorf("--upstream %q names no server", text), hint)
+	switch err := client.CheckServer(u); {
+	case port == "":
+		return "", nil, usageError(fmt.Errorf("--upstream %q is no http or https URL", withoutSecrets(text)), hint)
+	case err != nil:
+		return "", nil, usageError(fmt.Errorf("--upstream %q %w", withoutSecrets(text), err), hint)
 	case u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil:
 		return "", nil, usageError(errors.New("--upstream takes a server only: paths pass unchanged"), hint)
 	case u.Port() != "":

@@ -474,7 +474,7 @@ func TestRecordLiveUsage(t *testing.T) {
 		{"", "record needs a source"},
 		{"--interface lo --sink :0 -o x", "one source"},
 		{"--listen :0 -o x", "--upstream"},
-		{"--listen :0 --upstream ftp://x -o x", "names no server"},
+		{"--listen :0 --upstream ftp://x -o x", "is no http or https URL"},
 		{"--listen :0 --upstream http://x/v1 -o x", "server only"},
 		{"--listen :0 --upstream http://x", "needs -o"},
 		{"--listen :0 --upstream http://x -o x.parquet", "directory"},

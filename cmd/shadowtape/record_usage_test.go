@@ -76,7 +76,7 @@ func TestRecordMisuse(t *testing.T) {
 		{proxy, "--metrics nonsense", "metrics page"},
 		{proxy[:2], "-o " + out, "a proxy needs --listen ADDRESS and --upstream URL"},
 		{[]string{"--listen", "nowhere", "--upstream", "http://127.0.0.1:1", "-o", out}, "", "--listen nowhere: no address"},
-		{[]string{"--listen", "127.0.0.1:0", "--upstream", "ftp://h", "-o", out}, "", "names no server"},
+		{[]string{"--listen", "127.0.0.1:0", "--upstream", "ftp://h", "-o", out}, "", "is no http or https URL"},
 		{[]string{"--listen", "127.0.0.1:0", "--upstream", "http://h/v1", "-o", out}, "", "takes a server only"},
 		{sink, "--grace -1s", "negative"},
 		{sink, "--upstream-ca ca.pem", "--upstream-ca says nothing to --sink"},

@@ -13,6 +13,7 @@ import (
 	"github.com/shadowtape/shadowtape/internal/gpu"
 	"github.com/shadowtape/shadowtape/internal/promtext"
 	"github.com/shadowtape/shadowtape/recorder"
+	"github.com/shadowtape/shadowtape/replayer/client"
 )
 
 // metricsPages are the pages behind the URLs of a flag. What a URL says of who asks (user, password, query) is sent, and not written down.
@@ -23,6 +24,10 @@ func metricsPages(urls []string) ([]promtext.Endpoint, error) {
 		p, err := url.Parse(u)
 		if err != nil || p.Host == "" || p.Scheme != "http" && p.Scheme != "https" {
 			errs = append(errs, fmt.Errorf("%q is no http or https URL of a metrics page", withoutSecrets(u)))
+			continue
+		}
+		if err := client.CheckServer(p); err != nil {
+			errs = append(errs, fmt.Errorf("%q %w", withoutSecrets(u), err))
 			continue
 		}
 		p.User, p.RawQuery, p.Fragment = nil, "", ""

@@ -60,6 +60,10 @@ func (o Options) Validate() error {
 	}
 	if o.Proxy != nil && (o.Proxy.Scheme != "http" || o.Proxy.Host == "") {
 		errs = append(errs, fmt.Errorf("proxy %q is no http URL", o.Proxy.Redacted()))
+	} else if o.Proxy != nil {
+		if err := CheckServer(o.Proxy); err != nil {
+			errs = append(errs, fmt.Errorf("proxy %q %w", o.Proxy.Redacted(), err))
+		}
 	}
 	switch o.HTTP {
 	case "", "1.1", "auto":
@@ -102,26 +106,6 @@ func (o *Options) defaults() {
 	if o.AnswerBytes == 0 {
 		o.AnswerBytes = 256 << 20
 	}
-}
-
-// parseTarget reads a base URL.
-func parseTarget(s string) (*url.URL, error) {
-	u, err := url.Parse(s)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		shown := s[strings.LastIndexByte(s, '@')+1:] // without a password
-		if scheme, _, ok := strings.Cut(s, "://"); ok && len(shown) < len(s) {
-			shown = scheme + "://" + shown
-		}
-		return nil, fmt.Errorf("target %q is no http or https URL", shown)
-	}
-	if u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("target %q has a query or fragment", u.Scheme+"://"+u.Host+u.Path)
-	}
-	if u.User != nil {
-		return nil, fmt.Errorf("target %q carries a password: give it as a header", u.Redacted())
-	}
-	u.Path = strings.TrimSuffix(strings.TrimSuffix(u.Path, "/"), "/v1")
-	return u, nil
 }
 
 // Client sends requests over connections that it keeps warm. It is written for measuring: one write a request where the kernel takes it,
@@ -297,15 +281,6 @@ func (p *Target) Protocol() string {
 	return p.speaks
 }
 
-// hostPort is the address that a URL's host is dialed at.
-func hostPort(u *url.URL) string {
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
-	return net.JoinHostPort(u.Hostname(), port)
-}
-
 // tunnel asks a proxy for a connection to address (RFC 9110, section 9.3.6).
 func tunnel(ctx context.Context, c net.Conn, address string) error {
 	if d, ok := ctx.Deadline(); ok {
@@ -430,9 +405,10 @@ func (p *Target) openMany(ctx context.Context, n int) {
 			defer func() { <-slots }()
 			k, _, err := p.dial(ctx, time.Now().Add(p.c.o.Timeout))
 			if err == nil && k.two {
-				var c *conn2
-				if c, err = newConn2(k); err == nil {
+				if c := newConn2(k); !c.over() {
 					p.keep2(c, false)
+				} else {
+					err = errGone
 				}
 			} else if err == nil {
 				p.put(k, head{})

@@ -15,8 +15,8 @@ import (
 )
 
 // maxAttempts bounds how often a request is sent: once, and again only where a kept connection turned out to be closed before it
-// answered a byte, or an HTTP/2 server had not looked at it. What is sent again after the first goes over a connection of its own: where one
-// kept connection was closed, others are.
+// answered a byte, or an HTTP/2 server had not looked at it. Unless only its stream was refused it then goes over a new connection: where
+// one kept connection was closed, others are.
 const maxAttempts = 3
 
 // stallAfter is the silence before a deadline from which an answer has stalled; half of the time will do.
@@ -124,10 +124,7 @@ func (p *Target) connect(ctx context.Context, x *formats.Exchange, deadline time
 	if err != nil || !k.two {
 		return line{one: k}, err
 	}
-	c, err := newConn2(k)
-	if err != nil {
-		return line{}, err
-	}
+	c := newConn2(k)
 	p.keep2(c, true)
 	return line{two: c}, nil
 }
@@ -175,7 +172,7 @@ func (p *Target) Exchange(ctx context.Context, x *formats.Exchange, w *Wire, clk
 		} else {
 			again = on.one.exchange(x, w, clk, due, deadline, retry && on.kept, cut, tell)
 		}
-		fresh = again && (on.one != nil || on.two.ended())
+		fresh = again && (on.one != nil || on.two.over())
 		if !again {
 			if x.EndReason == formats.EndTimeout && p.c.isCut() {
 				x.ErrorKind, x.EndReason = "", formats.EndRunEnd
@@ -210,10 +207,10 @@ func (k *conn) exchange(x *formats.Exchange, w *Wire, clk Clock, due int64, dead
 	return k.answer(x, clk, due, err, retry, cut, w)
 }
 
-// set fills a duration that happened.
+// set fills a duration that happened. Those of several attempts add up: the request has waited for all of them.
 func set(n *formats.Null[int64], v int64) {
 	if v >= 0 {
-		*n = formats.Of(v)
+		*n = formats.Of(n.V + v)
 	}
 }
 

@@ -57,6 +57,8 @@ type conn2 struct {
 	first   int64     // what we may send on a new stream
 	frame   int64     // the largest DATA frame that the server takes
 	used    int       // streams so far
+	heeded  bool      // the server has come past our settings: it may have looked at what came behind them
+	looked  int64     // the last stream that its GOAWAY says it may have looked at; -1: it has said nothing of the kind
 	closing bool      // no new stream: GOAWAY, out of ids, unused, or broken
 	broken  error
 	replies []func(*http2.Framer) error // frames that are no request's
@@ -65,8 +67,9 @@ type conn2 struct {
 
 	// Of the reader.
 	read      readTime
-	eventRead int // the last read that brought a token event to any stream
-	owed      int // bytes read and not given back to the connection's window
+	eventRead int  // the last read that brought a token event to any stream
+	owed      int  // bytes read and not given back to the connection's window
+	settled   bool // heeded
 
 	offered bool // it stands in the target's free; of the target's mu
 }
@@ -90,10 +93,11 @@ func (c *counted) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// newConn2 speaks HTTP/2 over k and starts to read. The goroutine ends when the connection does; Client.Close closes it and waits.
-func newConn2(k *conn) (*conn2, error) {
+// newConn2 speaks HTTP/2 over k and starts to read. The goroutine ends when the connection does; Client.Close closes it and waits. A
+// connection that its server has closed already tells the stream that comes first.
+func newConn2(k *conn) *conn2 {
 	c := &conn2{Conn: k.Conn, target: k.target, stamp: k.stamp, reads: k.reads, streams: map[uint32]*stream{}, next: 1, most: h2Streams, window: h2FirstWindow, first: h2FirstWindow, frame: 16 << 10,
-		gone: make(chan struct{}), kick: make(chan struct{}, 1), unused: time.Now()}
+		looked: -1, gone: make(chan struct{}), kick: make(chan struct{}, 1), unused: time.Now()}
 	if c.own = c.target.c.o.HTTP != "2"; c.own {
 		c.most = 1
 	}
@@ -106,12 +110,9 @@ func newConn2(k *conn) (*conn2, error) {
 	c.fw.WriteWindowUpdate(0, h2ConnWindow-h2FirstWindow)
 	c.target.c.readers.Go(c.run) // before the preface: a server may begin first
 	c.target.c.readers.Go(c.reply)
-	err := c.flush()
+	c.flush() // an error has ended the connection
 	c.wmu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	return c, nil
+	return c
 }
 
 // flush writes what stands in out; wmu is held. An error ends the connection.
@@ -190,11 +191,11 @@ func (c *conn2) room() (n int, ok bool) {
 	return max(c.most-c.active, 0), true
 }
 
-// ended says whether the connection is broken.
-func (c *conn2) ended() bool {
+// over says whether the connection takes no new stream.
+func (c *conn2) over() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.broken != nil
+	return c.closing
 }
 
 // release gives a stream's room back, and closes a connection that takes no new ones with its last.
@@ -334,6 +335,9 @@ func (c *conn2) reset(id uint32, code http2.ErrCode) {
 
 // frameOf acts on one frame; an error ends the connection.
 func (c *conn2) frameOf(f http2.Frame) error {
+	if f.Header().StreamID != 0 {
+		c.heed()
+	}
 	switch f := f.(type) {
 	case *http2.DataFrame:
 		return c.data(f)
@@ -365,6 +369,17 @@ func (c *conn2) frameOf(f http2.Frame) error {
 	return nil
 }
 
+// heed notes that the server has come past our settings: it has acknowledged them, or spoken of a stream.
+func (c *conn2) heed() {
+	if c.settled {
+		return
+	}
+	c.settled = true
+	c.mu.Lock()
+	c.heeded = true
+	c.mu.Unlock()
+}
+
 // data hands a stream its bytes and gives the windows back what was read.
 func (c *conn2) data(f *http2.DataFrame) error {
 	n := int(f.Length)
@@ -392,6 +407,7 @@ func (c *conn2) data(f *http2.DataFrame) error {
 
 func (c *conn2) settings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
+		c.heed()
 		return nil
 	}
 	c.mu.Lock()
@@ -447,8 +463,11 @@ func (c *conn2) update(id uint32, by int64) error {
 
 // goAway takes no new stream; those that the server has not looked at are over, and may be sent again.
 func (c *conn2) goAway(last uint32) {
+	const notYet = 1<<31 - 1 // of a server that means to say later which was the last
 	c.mu.Lock()
-	c.closing = true
+	if c.closing = true; last != notYet {
+		c.looked = int64(last)
+	}
 	var late []*stream
 	for id, s := range c.streams {
 		if id > last {

@@ -179,7 +179,9 @@ func (c *conn2) exchange(x *formats.Exchange, w *Wire, clk Clock, due int64, dea
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	at, rest, err := c.open(s, w)
-	sent(int64(at.Sub(clk.start)))
+	if s.id != 0 {
+		sent(int64(at.Sub(clk.start)))
+	}
 	hint := s.hint
 	over := err != nil
 	if over {
@@ -212,7 +214,31 @@ func (c *conn2) exchange(x *formats.Exchange, w *Wire, clk Clock, due int64, dea
 			s.over(os.ErrDeadlineExceeded)
 		}
 	}
-	return s.settle(w, retry, kept)
+	if again = s.settle(w, retry, kept); !again {
+		sent(-1) // unless it was
+	}
+	return again
+}
+
+// untouched says whether a stream that had no answer may be opened again: the server has said that it did not look at it, or is most
+// unlikely to have. began is false where it never came past our settings, which it must acknowledge before it looks at any stream (RFC 9113,
+// section 6.5.3): servers give connections up whose first frames they were too slow to read, without a word.
+func (s *stream) untouched(kept bool) (untouched, began bool) {
+	c, err := s.c, s.err
+	c.mu.Lock()
+	began = c.heeded
+	looked := s.id != 0 && int64(s.id) <= c.looked
+	c.mu.Unlock()
+	var byServer errStream // it looked at it, and reset it
+	switch {
+	case errors.Is(err, errRefused), errors.Is(err, errGone):
+		return true, began
+	case errors.As(err, &byServer), !closed(err), looked:
+		return false, began
+	case s.id == 0, !began:
+		return true, began
+	}
+	return kept, began
 }
 
 // settle fills the row once the stream is over.
@@ -226,11 +252,14 @@ func (s *stream) settle(w *Wire, retry, kept bool) (again bool) {
 		s.c.reset(s.id, http2.ErrCodeCancel)
 	}
 	if !s.started {
-		untouched := errors.Is(err, errRefused) || errors.Is(err, errGone) || kept && closed(err) && !asked
+		untouched, began := s.untouched(kept)
 		if retry && untouched {
 			return true
 		}
 		kind, reason := classify(err)
+		if untouched && !began {
+			kind = formats.ErrorConnect
+		}
 		fail(x, s.clk.Now()-s.due, kind, reason)
 		return false
 	}
