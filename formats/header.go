@@ -83,6 +83,7 @@ type Manifest struct {
 	Requests    RequestCounts    `json:"requests"`
 	Errors      map[string]int64 `json:"errors,omitempty"` // by error kind
 	Dropped     map[string]int64 `json:"dropped,omitempty"`
+	RowsLost    int64            `json:"rows_lost,omitempty"` // rows, of the warm-up too, that the disk was too slow to take: the counts have them, the Parquet files do not
 	Valid       bool             `json:"valid"`
 	Invalid     []string         `json:"invalid,omitempty"` // reasons, worst first
 	Warnings    []string         `json:"warnings,omitempty"`

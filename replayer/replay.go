@@ -70,7 +70,7 @@ type replay struct {
 	waiting  int64 // bytes of bodies that were made and not sent
 	readErr  error // of the schedule
 	inFlight sync.WaitGroup
-	out      rowQueue
+	out      *rowQueue
 	warm     *warmer
 	turns    *schedule.Turns[*job]
 	overlap  overlap
@@ -84,14 +84,15 @@ type replay struct {
 // absolute monotonic deadlines; it waits for no answer and for no body: a body that is not ready in time is sent by its own goroutine
 // when it is, late and counted. When the client itself was stalled, everything overdue goes out at once; the schedule is never moved.
 // A cancelled context ends what is in flight (run_end), and Stats says Interrupted with a nil error. Always Scheduled == Sent +
-// Dropped and Sent == Completed + Failed + Aborted + RunEnd. An error of the schedule or the sink ends the run and is returned with
+// Dropped and Sent == Completed + Failed + Aborted + RunEnd, whether or not the sink takes the rows: where it is too slow for them, some
+// are lost (Stats.RowsLost), and no request waits. An error of the schedule or the sink ends the run and is returned with
 // the stats so far.
 func Replay(ctx context.Context, s Schedule, p Prompter, c *client.Client, dst Sink, o Options) (Stats, error) {
 	if err := o.Validate(); err != nil {
 		return Stats{}, err
 	}
 	o.defaults(c)
-	r := &replay{o: o, c: c, p: p, live: o.Live, started: make(chan struct{}), order: make(chan *job, o.AheadCount), work: make(chan *job, o.AheadCount)}
+	r := &replay{o: o, c: c, p: p, live: o.Live, started: make(chan struct{}), order: make(chan *job, o.AheadCount), work: make(chan *job, o.AheadCount), out: newRowQueue(o.RowBytes)}
 	r.freed = sync.NewCond(&r.budget)
 	r.warm, r.turns = &warmer{pools: c.Targets()}, schedule.NewTurns[*job]()
 	r.stats.Errors, r.stats.Dropped = map[string]int64{}, map[string]int64{}
@@ -141,7 +142,7 @@ func Replay(ctx context.Context, s Schedule, p Prompter, c *client.Client, dst S
 	err := <-writeErr
 	r.stats.End = time.Now()
 	r.stats.Requests, r.stats.Warmup = r.live.Counts(), r.warmup.Counts()
-	r.stats.Late = r.live.Late.Load()
+	r.stats.Late, r.stats.RowsLost = r.live.Late.Load(), r.out.lost
 	r.stats.Overlapped = r.overlap.n
 	r.stats.Steady = r.steady.Judge(time.Duration(r.lastDue.Load()))
 	r.stats.WarmupTokens = r.warmup.Tokens.Load()

@@ -435,7 +435,9 @@ func (a *app) replayed(m formats.Manifest, o replayFlags, planned []string) erro
 	verdict := "valid"
 	switch {
 	case m.Interrupted:
-		verdict = "interrupted"
+		if verdict = "interrupted"; m.RowsLost > 0 {
+			verdict = fmt.Sprintf("interrupted, and %d rows are lost: the disk was too slow", m.RowsLost)
+		}
 	case !m.Valid:
 		verdict = "INVALID: " + strings.Join(m.Invalid, "; ")
 	}

@@ -52,6 +52,7 @@ type Options struct {
 	Scrape      time.Duration       // between scrapes of the targets' metrics; 0: 500 ms, negative: none
 	Metrics     []promtext.Endpoint // more pages to watch: the engines behind a router, a GPU exporter
 	Limits      replayer.Limits
+	RowBytes    int64 // what rows may hold that wait for the disk; what comes then is lost, and the run invalid. 0: the replayer's default
 
 	// Beside starts what is watched beside the replay (a candidate's GPUs, its container) once the run directory exists; the function it
 	// returns ends it after the last answer, and may add to the manifest. nil: nothing.

@@ -72,6 +72,7 @@ const mostDropped = 0.01
 // finish fills the manifest with what happened.
 func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchStats, p phaseResults) {
 	m.StartUnixNS, m.EndUnixNS = s.Start.UnixNano(), s.End.UnixNano()
+	m.RowsLost = p.rowsLost
 	judge(m, s, j.o.Limits, j.Plan.Requests)
 	planned := len(m.Warnings)
 	warn := func(format string, args ...any) { m.Warnings = append(m.Warnings, fmt.Sprintf(format, args...)) }
@@ -88,7 +89,7 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 		warn("%d turns were sent before their session's last answer was there: the recorded times are kept (--sessions think-time waits)", s.Overlapped)
 	}
 	if s.Retried > 0 {
-		warn("%d requests were sent again because the server had closed a kept connection", s.Retried)
+		warn("%d requests were sent again: the server had closed their connection, or refused them, before it looked at them", s.Retried)
 	}
 	for what, n := range j.prompts.Notes() {
 		warn("%d of %d requests: %s", min(n, s.Requests.Scheduled), s.Requests.Scheduled, noteTexts[what])
@@ -130,7 +131,7 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 	p.describe(m.Fidelity)
 }
 
-// judge fills in the counts and the verdict.
+// judge fills in the counts and the verdict; the lost rows stand in m.
 func judge(m *formats.Manifest, s replayer.Stats, limits replayer.Limits, planned int64) {
 	m.Requests, m.Errors, m.Dropped = s.Requests, s.Errors, s.Dropped
 	m.Interrupted = s.Interrupted
@@ -146,6 +147,9 @@ func judge(m *formats.Manifest, s replayer.Stats, limits replayer.Limits, planne
 	}
 	if s.Requests.Sent == 0 && s.Requests.Scheduled+planned > 0 && !s.Interrupted {
 		m.Invalid = append([]string{"nothing was sent"}, m.Invalid...)
+	}
+	if m.RowsLost > 0 {
+		m.Invalid = append([]string{fmt.Sprintf("%d rows are lost: the run directory's disk did not take them as fast as answers ended", m.RowsLost)}, m.Invalid...)
 	}
 	m.Valid = len(m.Invalid) == 0
 }

@@ -123,6 +123,11 @@ func choose(runs []*formats.Trace) ([]*attempt, []formats.Shard, error) {
 	if len(missing) > 0 {
 		return nil, nil, fmt.Errorf("of %d shards %s missing", n, map[bool]string{true: "number " + strings.Join(missing, "") + " is", false: "numbers " + strings.Join(missing, ", ") + " are"}[len(missing) == 1])
 	}
+	for _, a := range taken {
+		if a.m.RowsLost > 0 {
+			return nil, nil, fmt.Errorf("%s has lost %d rows to a slow disk: the whole cannot be made of what is left, run the shard again", a.name(), a.m.RowsLost)
+		}
+	}
 	slices.SortStableFunc(attempts, func(a, b *attempt) int { return a.s.Index - b.s.Index })
 	var all []formats.Shard
 	for _, a := range attempts {

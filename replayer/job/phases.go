@@ -16,6 +16,7 @@ import (
 // phaseResults are what the parts of a run around the measured one came to.
 type phaseResults struct {
 	warmup   formats.RequestCounts
+	rowsLost int64 // of all of them
 	capacity *capacity
 }
 
@@ -24,6 +25,8 @@ type capacity struct {
 	best  step
 	steps []step
 	grew  bool // throughput was still growing when the time was over: the capacity is higher
+
+	rowsLost int64
 }
 
 // step is a closed loop of so many users.
@@ -37,7 +40,7 @@ type step struct {
 func (j *Job) phases(ctx context.Context, m *formats.Manifest, w replayer.Sink, ids, node string, live *replayer.Live) (replayer.Stats, phaseResults, error) {
 	var p phaseResults
 	o := &j.o
-	base := replayer.Options{Node: node, MaxInFlight: o.MaxInFlight, NoAborts: o.NoAborts, BySession: o.BySession, Turns: o.Selection.ThinkTime}
+	base := replayer.Options{Node: node, MaxInFlight: o.MaxInFlight, NoAborts: o.NoAborts, BySession: o.BySession, Turns: o.Selection.ThinkTime, RowBytes: o.RowBytes}
 	next := j.Plan.Arrivals // exchange ids of what is not the schedule come after the schedule's
 	if j.Plan.Users > 0 {
 		next = j.Plan.Requests + j.Plan.Warmup
@@ -52,7 +55,7 @@ func (j *Job) phases(ctx context.Context, m *formats.Manifest, w replayer.Sink, 
 		wo := base
 		wo.RequestIDs, wo.FirstID = ids+"-warmup", next
 		st, err := j.other(ctx, "warm-up", asWarmup(s), w, wo)
-		p.warmup = st.Warmup
+		p.warmup, p.rowsLost = st.Warmup, p.rowsLost+st.RowsLost
 		next += st.Warmup.Scheduled
 		if err != nil || st.Interrupted {
 			return st, p, err
@@ -65,7 +68,7 @@ func (j *Job) phases(ctx context.Context, m *formats.Manifest, w replayer.Sink, 
 		wo := base
 		wo.RequestIDs, wo.FirstID = ids+"-warmup", next
 		st, warm, err := j.warmByRule(ctx, rows(), w, wo)
-		p.warmup = st.Warmup
+		p.warmup, p.rowsLost = st.Warmup, p.rowsLost+st.RowsLost
 		next += st.Warmup.Scheduled
 		warm.describe(m)
 		if err != nil || st.Interrupted {
@@ -90,11 +93,12 @@ func (j *Job) phases(ctx context.Context, m *formats.Manifest, w replayer.Sink, 
 		s = cool(s, j.Plan.Duration-o.Cooldown)
 	}
 	st, err := replayer.Replay(ctx, s, j.prompter, j.client, w, mo)
+	p.rowsLost += st.RowsLost
 	if err != nil || st.Interrupted || o.Saturate == 0 {
 		return st, p, err
 	}
 	c, err := j.saturate(ctx, w, ids, base, next)
-	p.capacity = &c
+	p.capacity, p.rowsLost = &c, p.rowsLost+c.rowsLost
 	return st, p, err
 }
 
@@ -155,6 +159,7 @@ func (j *Job) saturate(ctx context.Context, w replayer.Sink, ids string, base re
 		start := time.Now()
 		st, err := j.other(ctx, "saturate"+string(rune(users)), asWarmup(schedule.Loop(j.o.Selection.Part(j.o.rows()), 0)), w, so)
 		next += st.Warmup.Scheduled
+		c.rowsLost += st.RowsLost
 		if err != nil || st.Interrupted {
 			return c, err
 		}
