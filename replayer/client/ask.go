@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -13,6 +14,10 @@ import (
 
 // maxControlBytes bounds what is read of an answer to a question about the server itself.
 const maxControlBytes = 8 << 20
+
+// AskTime is how long one question may take, from its connection to the last byte of its answer, and all tries of Insist together: an
+// answer that drips, has no end, or is put off by interim responses holds nothing up for longer.
+const AskTime = 30 * time.Second
 
 // Reply is the answer to a question that is no part of the load.
 type Reply struct {
@@ -30,8 +35,8 @@ func (r *Reply) HTML() bool {
 // OK says whether the answer is a good one: HTTP 200, and no web page.
 func (r *Reply) OK() bool { return r.Status == http.StatusOK && !r.HTML() }
 
-// Ask asks the target something that is no part of the load, over connections of its own. body is marshalled; nil sends none. Errors
-// name neither method nor URL: who asks knows them.
+// Ask asks the target something that is no part of the load, over connections of its own, for AskTime at most. body is marshalled; nil
+// sends none. Errors name neither method nor URL: who asks knows them.
 func (p *Target) Ask(ctx context.Context, method, path string, body any) (Reply, error) {
 	var in io.Reader
 	if body != nil {
@@ -41,7 +46,9 @@ func (p *Target) Ask(ctx context.Context, method, path string, body any) (Reply,
 		}
 		in = bytes.NewReader(b)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, p.url.String()+path, in)
+	asking, cancel := context.WithTimeout(ctx, AskTime)
+	defer cancel()
+	req, err := http.NewRequestWithContext(asking, method, p.url.String()+path, in)
 	if err != nil {
 		return Reply{}, err
 	}
@@ -59,18 +66,26 @@ func (p *Target) Ask(ctx context.Context, method, path string, body any) (Reply,
 	if p.c.o.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+p.c.o.APIKey)
 	}
+	late := func(err error) error {
+		if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) && asking.Err() != nil {
+			return fmt.Errorf("no whole answer in %v: %w", AskTime, err)
+		}
+		return err
+	}
 	res, err := p.ctl.Do(req)
 	if err != nil {
-		return Reply{}, bare(err)
+		return Reply{}, late(bare(err))
 	}
 	defer res.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(res.Body, maxControlBytes))
-	return Reply{res.StatusCode, res.Header, answer}, err
+	return Reply{res.StatusCode, res.Header, answer}, late(err)
 }
 
 // Insist is Ask for questions whose answer decides how the run goes: a server that is busy, breaks off, or answers with anything but
-// JSON is asked again, four times in all.
+// JSON is asked again, four times in all and no longer than AskTime.
 func (p *Target) Insist(ctx context.Context, method, path string, body any) (Reply, error) {
+	ctx, cancel := context.WithTimeout(ctx, AskTime)
+	defer cancel()
 	for try := 0; ; try++ {
 		r, err := p.Ask(ctx, method, path, body)
 		busy := err != nil || r.Status == http.StatusTooManyRequests || r.Status >= 500 || r.Status == http.StatusOK && (r.HTML() || !json.Valid(r.Body))

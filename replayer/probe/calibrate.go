@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/stats"
@@ -14,24 +15,39 @@ import (
 	"github.com/shadowtape/shadowtape/replayer/prompt"
 )
 
+const (
+	calibrateTime = time.Minute      // of all that a calibration asks
+	tokenizeTime  = 15 * time.Second // of it, until /tokenize is given up
+)
+
 // Calibrate measures, on the first target, how the words that prompts are made of are counted: by /tokenize where the server has it,
-// else by the usage of two small requests. endpoint is chat_completions or completions.
+// else by the usage of two small requests. endpoint is chat_completions or completions. It takes a minute at most.
 func Calibrate(ctx context.Context, c *client.Client, model string, endpoint formats.Endpoint) (prompt.Calibration, error) {
+	ctx, cancel := context.WithTimeout(ctx, calibrateTime)
+	defer cancel()
 	t := c.Targets()[0]
 	cal := prompt.Calibration{Words: prompt.Words, Method: "tokenize"}
-	if words, ok := singleWords(ctx, t, model); ok {
+	counting, give := context.WithTimeout(ctx, tokenizeTime)
+	defer give()
+	if words, ok := singleWords(counting, t, model); ok {
 		cal.Words = words
 	}
 	const short, long = 64, 1088
-	a, errA := countTokens(ctx, t, model, endpoint, sample(cal.Words, short))
-	b, errB := countTokens(ctx, t, model, endpoint, sample(cal.Words, long))
+	a, errA := countTokens(counting, t, model, endpoint, sample(cal.Words, short))
+	b, errB := countTokens(counting, t, model, endpoint, sample(cal.Words, long))
 	if errA != nil || errB != nil {
 		cal.Method = "usage"
+		failed := func(err error) (prompt.Calibration, error) {
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				err = fmt.Errorf("the target did not count them in %v: %w", calibrateTime, err)
+			}
+			return prompt.Calibration{Method: "none"}, fmt.Errorf("calibrate prompts: %w", err)
+		}
 		if a, errA = usageTokens(ctx, t, model, endpoint, sample(cal.Words, short)); errA != nil {
-			return prompt.Calibration{Method: "none"}, fmt.Errorf("calibrate prompts: %w", errA)
+			return failed(errA)
 		}
 		if b, errB = usageTokens(ctx, t, model, endpoint, sample(cal.Words, long)); errB != nil {
-			return prompt.Calibration{Method: "none"}, fmt.Errorf("calibrate prompts: %w", errB)
+			return failed(errB)
 		}
 	}
 	if b <= a {
@@ -55,6 +71,8 @@ func Calibrate(ctx context.Context, c *client.Client, model string, endpoint for
 // CalibrateTools measures how tool schemas are counted, by the usage of two requests; the calibration stays as it is where the server
 // takes none.
 func CalibrateTools(ctx context.Context, c *client.Client, model string, cal *prompt.Calibration) {
+	ctx, cancel := context.WithTimeout(ctx, calibrateTime)
+	defer cancel()
 	t := c.Targets()[0]
 	count := func(n, bytes int) (int64, error) {
 		return chatTokens(ctx, t, model, "usage", map[string]any{"messages": []any{map[string]any{"role": "user", "content": sample(cal.Words, 16)}},

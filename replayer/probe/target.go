@@ -53,8 +53,10 @@ func Targets(ctx context.Context, c *client.Client, model string) ([]Info, error
 	return out, nil
 }
 
-// patience is how long a target may take to say what it is.
-const patience = 30 * time.Second
+const (
+	patience = 30 * time.Second // how long a target may take to say what it is
+	courtesy = 5 * time.Second  // of it, for each thing that it need not say
+)
 
 func ask(ctx context.Context, t *client.Target, model string) (Info, error) {
 	info := Info{URL: t.URL()}
@@ -85,14 +87,14 @@ func ask(ctx context.Context, t *client.Target, model string) (Info, error) {
 		return info, errors.New("/health answers HTML: this is no inference server")
 	}
 	info.RoundTrip = RoundTrip(ctx, t)
-	if r, err := t.Ask(ctx, "GET", "/version", nil); err == nil && r.OK() {
+	if r, err := politely(ctx, t, "/version"); err == nil && r.OK() {
 		var v struct{ Version string }
 		if json.Unmarshal(r.Body, &v) == nil {
 			info.Version = v.Version
 		}
 	}
 	var page []byte
-	if r, err := t.Ask(ctx, "GET", "/metrics", nil); err == nil && r.OK() {
+	if r, err := politely(ctx, t, "/metrics"); err == nil && r.OK() {
 		page, info.Metrics = r.Body, len(r.Body) > 0
 	}
 	info.Dialect = detect(info, page)
@@ -100,10 +102,19 @@ func ask(ctx context.Context, t *client.Target, model string) (Info, error) {
 		model = info.Models[0]
 	}
 	if info.Dialect.TokenIDs || info.Dialect.Name == "unknown" {
-		info.TokenIDs, info.Fingerprint = takesTokenIDs(ctx, t, model)
+		if info.TokenIDs, info.Fingerprint, err = takesTokenIDs(ctx, t, model); err != nil {
+			return info, fmt.Errorf("a completion of seven token ids: %w", err)
+		}
 	}
 	describe(ctx, t, &info)
 	return info, nil
+}
+
+// politely asks for what a target need not say.
+func politely(ctx context.Context, t *client.Target, path string) (client.Reply, error) {
+	ctx, cancel := context.WithTimeout(ctx, courtesy)
+	defer cancel()
+	return t.Ask(ctx, "GET", path, nil)
 }
 
 // readModels reads the list of models; anything but such a list is an error.
@@ -154,17 +165,20 @@ func detect(t Info, page []byte) prompt.Dialect {
 	return d
 }
 
-// takesTokenIDs tries a completion of a prompt of token ids.
-func takesTokenIDs(ctx context.Context, t *client.Target, model string) (takes bool, fingerprint string) {
+// takesTokenIDs tries a completion of a prompt of token ids. No answer in time is an error: to take it for a no would change the load.
+func takesTokenIDs(ctx context.Context, t *client.Target, model string) (takes bool, fingerprint string, err error) {
 	r, err := t.Insist(ctx, "POST", "/v1/completions", map[string]any{"model": model, "prompt": []int{1001, 1002, 1003, 1004, 1005, 1006, 1007}, "max_tokens": 1})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return false, "", err
+	}
 	if err != nil || !r.OK() {
-		return false, ""
+		return false, "", nil
 	}
 	var a usageAnswer
 	if json.Unmarshal(r.Body, &a) != nil || a.Usage == nil {
-		return false, ""
+		return false, "", nil
 	}
-	return a.Usage.PromptTokens == 7 || a.Usage.PromptTokens == 8, a.Fingerprint // some put their own first token before it
+	return a.Usage.PromptTokens == 7 || a.Usage.PromptTokens == 8, a.Fingerprint, nil // some put their own first token before it
 }
 
 type usageAnswer struct {
@@ -190,7 +204,7 @@ var templatePaths = map[string]string{"vllm": "/tokenizer_info", "llamacpp": "/p
 // describe asks what only some servers say.
 func describe(ctx context.Context, t *client.Target, info *Info) {
 	show := func(path string) []byte {
-		r, err := t.Ask(ctx, "GET", path, nil)
+		r, err := politely(ctx, t, path)
 		if err != nil || !r.OK() {
 			return nil
 		}
@@ -213,6 +227,8 @@ func describe(ctx context.Context, t *client.Target, info *Info) {
 
 // RoundTrip is the shortest time of five small requests over a connection that stands; 0 where the target does not answer.
 func RoundTrip(ctx context.Context, t *client.Target) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, courtesy)
+	defer cancel()
 	var best time.Duration
 	for range 5 {
 		start := time.Now()
@@ -247,6 +263,8 @@ func ResetPrefixCache(ctx context.Context, c *client.Client, infos []Info) strin
 
 // reset tries for a few seconds: servers refuse while blocks are held.
 func reset(ctx context.Context, t *client.Target, path string) string {
+	ctx, cancel := context.WithTimeout(ctx, client.AskTime)
+	defer cancel()
 	for try := 0; ; try++ {
 		r, err := t.Ask(ctx, "POST", path, nil)
 		if err != nil {
