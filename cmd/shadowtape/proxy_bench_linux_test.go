@@ -28,6 +28,7 @@ var (
 	proxyRounds  = flag.Int("proxy-rounds", 3, "rounds of TestBenchProxy")
 	proxyBinary  = flag.String("proxy-binary", "", "the program for TestBenchProxy (default: it is built)")
 	proxyTime    = flag.Duration("proxy-time", 8*time.Second, "length of each of its measurements")
+	proxyCore    = flag.Bool("proxy-core", false, "the proxies run on the second processor, and all others on the first, in place of sharing both")
 )
 
 // TestBenchServer is the server of TestBenchProxy in a process of its own: it answers each request after 50 ms with an event every 50 ms.
@@ -189,7 +190,16 @@ func TestBenchProxy(t *testing.T) {
 		t.Skip("SKIPPED: a measurement: go test ./cmd/shadowtape -run BenchProxy -proxy-streams 1000 -v")
 	}
 	dir := t.TempDir()
+	if *proxyCore { // and so do the children, unless start says otherwise
+		if out, err := exec.Command("taskset", "-a", "-c", "-p", "0", strconv.Itoa(os.Getpid())).CombinedOutput(); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+		runtime.GOMAXPROCS(1)
+	}
 	start := func(env, name string, args ...string) *exec.Cmd {
+		if *proxyCore && env == "" {
+			name, args = "taskset", append([]string{"-c", "1", name}, args...)
+		}
 		c := exec.Command(name, args...)
 		c.Env = append(os.Environ(), env)
 		c.Dir, c.WaitDelay, c.Stderr = dir, time.Second, os.Stderr
@@ -281,7 +291,11 @@ func TestBenchProxy(t *testing.T) {
 		parts.WriteString(benchParts(w.name, wire, times.seen))
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d streams of 20 tokens/s, %d rounds of %s each, %d CPUs, %s\n\n", *proxyStreams, *proxyRounds, *proxyTime, runtime.NumCPU(), time.Now().UTC().Format("2006-01-02 15:04"))
+	shared := "shared by all"
+	if *proxyCore {
+		shared = "one of them the proxy's own"
+	}
+	fmt.Fprintf(&b, "%d streams of 20 tokens/s, %d rounds of %s each, %d CPUs, %s, %s\n\n", *proxyStreams, *proxyRounds, *proxyTime, runtime.NumCPU(), shared, time.Now().UTC().Format("2006-01-02 15:04"))
 	fmt.Fprintln(&b, "| way | first token p50 | p99 | token p50 | p99 | CPU us a token | memory |\n|---|---|---|---|---|---|---|")
 	us := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e3, 'f', 0, 64) + " us" }
 	for _, w := range ways {
@@ -300,7 +314,7 @@ func TestBenchProxy(t *testing.T) {
 	}
 	t.Log("\n" + b.String())
 	figure := func(name string, v float64, unit, better string) {
-		benchreport.Record(t, benchreport.Figure{Group: "proxy", Name: fmt.Sprintf("%s, %d streams", name, *proxyStreams), Value: v, Unit: unit, Better: better})
+		benchreport.Record(t, benchreport.Figure{Group: "proxy", Name: fmt.Sprintf("%s, %d streams%s", name, *proxyStreams, map[bool]string{true: ", a core of its own"}[*proxyCore]), Value: v, Unit: unit, Better: better})
 	}
 	direct := ways[0]
 	var added [2][2]float64 // nginx, shadowtape: of the first token at p50 and p99, in microseconds
