@@ -37,7 +37,7 @@ test-static: ## run the tests that need a binary without cgo: dropped privileges
 	CGO_ENABLED=0 $(GO) test ./recorder/ring
 
 race: ## run all tests under the race detector (needs gcc)
-	$(GO) test -race ./...
+	$(GO) test -race -timeout 60m ./...
 
 lint: ## gofmt, vet (for macOS and the benchmarks too), staticcheck, and a build without cgo
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo 'gofmt would change:'; gofmt -l $$(git ls-files '*.go'); exit 1; }
