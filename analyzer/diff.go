@@ -147,6 +147,11 @@ func Compare(base, candidate []*Run, o CompareOptions) (Diff, error) {
 		return d, err
 	}
 	d.Base, d.Candidate = []Side{sideOf(sa)}, []Side{sideOf(sb)}
+	for _, r := range []*Run{a, b} {
+		for _, w := range r.Warnings() {
+			d.Warnings = append(d.Warnings, r.Label+": "+w)
+		}
+	}
 	m, err := match(a, b, o)
 	if errors.Is(err, ErrIncomparable) && a.Manifest == nil && b.Manifest == nil {
 		if d, err = compareTraffic(d, a, b, sa, sb, o); err == nil {

@@ -31,6 +31,14 @@ func (r *Run) doubted() int64 {
 	return r.trace.Doubted()
 }
 
+// Warnings are what was found wrong when the run was opened.
+func (r *Run) Warnings() []string {
+	if r.trace == nil {
+		return nil
+	}
+	return r.trace.Warnings
+}
+
 // OpenRun opens a run or a trace. Its rows are read when a figure asks for them.
 func OpenRun(where string) (*Run, error) {
 	t, err := formats.Open(where)

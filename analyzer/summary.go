@@ -298,6 +298,11 @@ func (s *Summary) judge(r *Run, o Options) {
 	if n := r.doubted(); n > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%d times that no clock has shown, more than 140 years from their arrival, are taken as unknown", n))
 	}
+	if r.Manifest == nil {
+		s.Warnings = append(s.Warnings, r.Warnings()...)
+	} else { // its rows are all that was measured
+		s.Invalid = append(s.Invalid, r.Warnings()...)
+	}
 	if m := r.Manifest; m != nil {
 		s.Warnings = append(s.Warnings, m.Warnings...)
 		if !m.Valid {

@@ -68,6 +68,9 @@ func (t *Trace) join(all []*Trace) error {
 	known := span{}
 	for _, p := range all {
 		t.Rows += p.Rows
+		for _, w := range p.Warnings {
+			t.Warnings = append(t.Warnings, p.Name+": "+w)
+		}
 		p.doubted = t.doubted
 		o := p.Header
 		h.Counters = h.Counters.plus(o.Counters)

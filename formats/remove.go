@@ -165,11 +165,11 @@ func signed(d Store, name string) bool {
 
 // ownFile reports whether this package writes a file of that name into a trace or run.
 func ownFile(name string) bool {
+	name = strings.TrimSuffix(name, damagedSuffix)
 	switch name {
 	case traceFile, runFile, pinFile, logFile:
 		return true
 	}
-	name = strings.TrimSuffix(name, damagedSuffix)
 	if sampleKind(name) != "" {
 		return true
 	}

@@ -1,9 +1,11 @@
 package formats
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,15 +45,16 @@ func Repair(where string) (RepairReport, error) {
 	if err != nil {
 		return RepairReport{}, fmt.Errorf("repair %s: %w", where, bare(err))
 	}
-	r, err := repair(where)
+	r, err := repair(where, true)
 	if err := errors.Join(err, lock.Close()); err != nil {
 		return r, fmt.Errorf("repair %s: %w", where, bare(err))
 	}
 	return r, nil
 }
 
-func repair(where string) (RepairReport, error) {
-	r := &repairer{dir: directory(where), good: map[string]segmentInfo{}, flying: map[int64]*Exchange{}}
+// repair is Repair of a directory that is locked. Unless whole is set what segments hold is not looked at, which may be much.
+func repair(where string, whole bool) (RepairReport, error) {
+	r := &repairer{dir: directory(where), whole: whole, good: map[string]segmentInfo{}, flying: map[int64]*Exchange{}}
 	es, err := os.ReadDir(where)
 	if err != nil {
 		return r.RepairReport, err
@@ -73,6 +76,19 @@ func repair(where string) (RepairReport, error) {
 			if err := r.segment(n); err != nil {
 				return r.RepairReport, err
 			}
+		case whole && strings.HasSuffix(n, segmentSuffix):
+			if err := wholeFile(r.dir, n); err != nil {
+				if err := r.setAside(n); err != nil {
+					return r.RepairReport, err
+				}
+			}
+		case whole && n == traceFile:
+			var h Header
+			if err := readJSON(r.dir, n, &h); err != nil { // the segments say it too
+				if err := r.setAside(n); err != nil {
+					return r.RepairReport, err
+				}
+			}
 		}
 	}
 	if !ours {
@@ -91,8 +107,7 @@ func repair(where string) (RepairReport, error) {
 		case diskFull(err):
 			return r.RepairReport, err
 		default: // the exchanges are not lost for it
-			r.Damaged = append(r.Damaged, n)
-			if err := os.Rename(filepath.Join(where, n), filepath.Join(where, n+damagedSuffix)); err != nil {
+			if err := r.setAside(n); err != nil {
 				return r.RepairReport, err
 			}
 		}
@@ -119,6 +134,7 @@ func repair(where string) (RepairReport, error) {
 type repairer struct {
 	RepairReport
 	dir    directory
+	whole  bool
 	good   map[string]segmentInfo
 	flying map[int64]*Exchange
 	order  []int64 // of those in flight
@@ -128,12 +144,34 @@ type repairer struct {
 // segment looks at a committed segment and sets it aside if it cannot be read.
 func (r *repairer) segment(name string) error {
 	info, err := inspectSegment(r.dir, name)
+	if err == nil && r.whole {
+		err = wholeFile(r.dir, name)
+	}
 	if err == nil {
 		r.good[name] = info
 		return nil
 	}
+	return r.setAside(name)
+}
+
+// setAside renames what cannot be read.
+func (r *repairer) setAside(name string) error {
 	r.Damaged = append(r.Damaged, name)
 	return os.Rename(filepath.Join(string(r.dir), name), filepath.Join(string(r.dir), name+damagedSuffix))
+}
+
+// wholeFile compares all of a Parquet file with its checksums, where it has them.
+func wholeFile(s Store, name string) error {
+	o, err := s.Open(name)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	_, sums, err := openParquet(o)
+	if err != nil || sums == nil {
+		return err
+	}
+	return sums.whole()
 }
 
 // journal replays one journal. Where its segment was committed only what was in flight matters; those that no later journal ends become
@@ -245,10 +283,14 @@ func recoveredRows(rows []*Exchange) Counters {
 func (r *repairer) header() error {
 	h := r.last
 	if h.FormatVersion == 0 {
-		if err := readJSON(r.dir, traceFile, &h); err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
+		err := readJSON(r.dir, traceFile, &h)
+		if errors.Is(err, fs.ErrNotExist) {
+			if len(r.good) == 0 {
 				return nil
 			}
+			h, err = r.good[slices.Max(slices.Collect(maps.Keys(r.good)))].header, nil // the last segment's is the latest
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -277,7 +319,7 @@ func resume(where string, h Header, o SegmentOptions) (*Writer, error) {
 }
 
 func resumeLocked(where string, h Header, o SegmentOptions) (*Writer, error) {
-	if _, err := repair(where); err != nil {
+	if _, err := repair(where, false); err != nil {
 		return nil, err
 	}
 	w := newWriter(where, directory(where), h, o)
@@ -451,7 +493,11 @@ func Pin(where string, from, to int64) error {
 	if err := readJSON(d, pinFile, &pins); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("pin %s: %w", where, err)
 	}
-	if err := putJSON(d, pinFile, append(pins, pin{from, to})); err != nil {
+	b, err := json.MarshalIndent(append(pins, pin{from, to}), "", "  ")
+	if err == nil {
+		err = put(d, pinFile, append(b, '\n'))
+	}
+	if err != nil {
 		return fmt.Errorf("pin %s: %w", where, err)
 	}
 	return nil

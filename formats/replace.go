@@ -17,7 +17,13 @@ type Replacement struct {
 	final string
 	dir   string    // of our own: it holds the new one, and for a moment the old
 	lock  io.Closer // of the old one, where it is a directory: no recorder may be writing it
+	alive io.Closer // of dir: says that this process has not left it
 }
+
+var (
+	errNoExchange = errors.New("this file system cannot exchange two names")
+	errMounted    = errors.New("it is a mount point, whose place nothing can take: name a directory in it")
+)
 
 // Replace begins to replace what stands at a name. It refuses what Removable refuses, and a trace that is being written (ErrBusy). Where
 // nothing stands there Where is the name itself, and Commit, Discard and Keep do nothing. Whoever calls it calls one of them; a second call
@@ -41,18 +47,30 @@ func Replace(where string) (*Replacement, error) {
 		}
 		base, beside = filepath.Base(r.final), filepath.Dir(r.final)
 		if info, err := os.Stat(r.final); err == nil && info.IsDir() {
+			if es, err := os.ReadDir(r.final); err == nil && len(es) == 0 && movable(r.final) != nil {
+				return &Replacement{Where: where, final: where}, nil // there is nothing to replace
+			}
+			if err := movable(r.final); err != nil {
+				return nil, fmt.Errorf("replace %s: %w", where, bare(err))
+			}
 			if r.lock, err = lockDirectory(r.final); err != nil {
 				return nil, fmt.Errorf("replace %s: %w", where, bare(err))
 			}
 		}
 	}
-	if r.dir, err = os.MkdirTemp(beside, ".shadowtape-"); err != nil { // hidden: a prefix that is read as one trace does not hold it
+	if r.dir, err = os.MkdirTemp(beside, replacePrefix); err != nil { // hidden: a prefix that is read as one trace does not hold it
 		return nil, fmt.Errorf("replace %s: %w", where, errors.Join(bare(err), r.Keep()))
 	}
 	if r.Where = filepath.Join(r.dir, base); Remote(where) {
 		return r, nil
 	}
-	return r, os.Chmod(r.dir, 0o755)
+	if r.alive, err = lockDirectory(r.dir); err == nil {
+		err = os.Chmod(r.dir, 0o755)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("replace %s: %w", where, errors.Join(bare(err), r.Discard()))
+	}
+	return r, nil
 }
 
 // Commit puts the new one in the place of the old one, and removes that. Where it fails the new one is kept, and the error says where.
@@ -60,7 +78,11 @@ func (r *Replacement) Commit() error {
 	if r.dir == "" {
 		return nil
 	}
-	dir := r.dir
+	dir, alive := r.dir, r.alive
+	if alive != nil {
+		defer alive.Close() // once there is nothing left of it to be found
+	}
+	r.alive = nil
 	if err := errors.Join(r.Keep(), r.exchange()); err != nil {
 		return fmt.Errorf("replace %s: the new one is kept in %s: %w", r.final, r.Where, err)
 	}
@@ -78,8 +100,14 @@ func (r *Replacement) exchange() error {
 	if err := Removable(r.final); err != nil { // what has come into it since
 		return err
 	}
-	old := r.Where + ".replaced"
+	old := r.Where + replacedSuffix
 	if info, err := os.Lstat(r.final); err != nil || !info.Mode().IsRegular() { // a file is replaced by the second rename alone
+		switch err := exchangeNames(r.Where, r.final); {
+		case err == nil:
+			return errors.Join(directory(filepath.Dir(r.final)).sync(), os.Rename(r.Where, old)) // so that what is left by a kill says what it is
+		case !errors.Is(err, errNoExchange) && !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
 		if err := os.Rename(r.final, old); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -105,12 +133,14 @@ func (r *Replacement) Discard() error {
 // Keep leaves both: the new one where it was written, the other at its name.
 func (r *Replacement) Keep() error {
 	r.dir = ""
-	if r.lock == nil {
-		return nil
+	var err error
+	for _, l := range []*io.Closer{&r.lock, &r.alive} {
+		if *l != nil {
+			err = errors.Join(err, (*l).Close())
+			*l = nil
+		}
 	}
-	l := r.lock
-	r.lock = nil
-	return l.Close()
+	return err
 }
 
 // SetAside moves what stands at a name of this machine aside, for something that is read while it is written, such as a recording, whose

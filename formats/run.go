@@ -243,7 +243,7 @@ type series[T any] struct {
 	name    string
 	version string
 	object  Object
-	w       *parquet.GenericWriter[T]
+	w       *sealed[T]
 	rows    int
 }
 
@@ -263,7 +263,7 @@ func (s *series[T]) write(rows []T) error {
 		if err := s.reserve(); err != nil {
 			return err
 		}
-		s.w = parquet.NewGenericWriter[T](s.object, parquet.Compression(pages), parquet.CreatedBy("shadowtape", s.version, ""))
+		s.w = newSealed[T](s.object, parquet.Compression(pages), parquet.CreatedBy("shadowtape", s.version, ""))
 	}
 	if _, err := s.w.Write(rows); err != nil {
 		return err

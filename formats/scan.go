@@ -114,6 +114,7 @@ type scan struct {
 	name    string
 	reader  ObjectReader
 	file    *parquet.File
+	sums    *checked
 	chunks  []*chunk
 	batch   Batch
 }
@@ -142,7 +143,7 @@ func (s *scan) next() (b *Batch, err error) {
 		v := s.batch.vectors[c.name]
 		v.reset()
 		if err := c.read(v, n); err != nil {
-			return nil, fmt.Errorf("%s, column %s: %w", s.name, c.name, err)
+			return nil, fmt.Errorf("%s, column %s: %w", s.name, c.name, s.sums.damage(err))
 		}
 	}
 	return &s.batch, nil
@@ -162,7 +163,7 @@ func (s *scan) openPart(p part) error {
 			return err
 		}
 		s.reader = r
-		if s.file, err = openParquet(r); err != nil {
+		if s.file, s.sums, err = openParquet(r); err != nil {
 			return fmt.Errorf("%s: %w", p.segment, err)
 		}
 		s.name = p.segment
@@ -174,7 +175,7 @@ func (s *scan) openPart(p part) error {
 	for _, c := range s.columns {
 		r, err := openChunk(c, s.file, groups[p.group], s.t.doubted)
 		if err != nil {
-			return fmt.Errorf("%s: %w", p.segment, err)
+			return fmt.Errorf("%s: %w", p.segment, s.sums.damage(err))
 		}
 		s.chunks = append(s.chunks, r)
 	}
@@ -308,9 +309,14 @@ func eachSample[T any](s Store, name string, f func(T) bool) error {
 
 // eachRow is eachSample of an object that is open.
 func eachRow[T any](o ObjectReader, f func(T) bool) error {
-	file, err := openParquet(o)
+	file, sums, err := openParquet(o)
 	if err != nil {
 		return err
+	}
+	if sums != nil { // all at once: rows of which a column is damaged would come without it
+		if err := sums.whole(); err != nil {
+			return err
+		}
 	}
 	r, err := rowsIn[T](file)
 	if err != nil {

@@ -66,7 +66,7 @@ func newSchema(blocks encoding.Encoding) *parquet.Schema {
 type segment struct {
 	out        io.Writer
 	version    string
-	w          *parquet.GenericWriter[any] // nil before the first batch, whose block ids choose the encoding
+	w          *sealed[any] // nil before the first batch, whose block ids choose the encoding
 	columns    []pending
 	nulls      []parquet.Value
 	batch      int // rows in the open batch
@@ -115,7 +115,7 @@ func (s *segment) start() {
 			}
 		}
 	}
-	s.w = parquet.NewGenericWriter[any](s.out, chosen, parquet.Compression(pages), parquet.PageBufferSize(pageBytes),
+	s.w = newSealed[any](s.out, chosen, parquet.Compression(pages), parquet.PageBufferSize(pageBytes),
 		parquet.CreatedBy("shadowtape", s.version, ""), parquet.DataPageStatistics(false), parquet.DictionaryMaxBytes(1<<20))
 }
 

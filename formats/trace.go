@@ -22,6 +22,7 @@ type Trace struct {
 	Header   Header    // merged over the segments
 	Manifest *Manifest // nil unless it is a run
 	Rows     int64
+	Warnings []string // what the header says and the rows do not bear out
 
 	store    Store
 	segments []string
@@ -168,6 +169,9 @@ func (t *Trace) load(dir bool) error {
 		if err := t.loadJSON(); err != nil {
 			return err
 		}
+		if err := t.account(); err != nil {
+			return err
+		}
 	}
 	if len(keys) > 1 {
 		t.Header.HashKeyID = ""
@@ -198,6 +202,40 @@ func (t *Trace) loadJSON() error {
 	return nil
 }
 
+// account holds what trace.json counts against itself and against the rows that are there. Segments that are still being written, or that
+// wait for repair, are not there yet.
+func (t *Trace) account() error {
+	c := t.Header.Counters
+	if c.Seen == 0 && c.Written == 0 {
+		return nil // it was never counted
+	}
+	warn := func(format string, args ...any) {
+		t.Warnings = append(t.Warnings, fmt.Sprintf(traceFile+" counts "+format, args...))
+	}
+	if c.Seen != c.Filtered+c.Dropped+c.Written {
+		warn("%d exchanges seen, which are not the %d filtered, %d dropped and %d written that it counts too", c.Seen, c.Filtered, c.Dropped, c.Written)
+	}
+	have := c.Written - c.Notes[expiredNote]
+	if have == t.Rows {
+		return nil
+	}
+	es, err := t.store.List(segmentPrefix)
+	if err != nil {
+		return err
+	}
+	damaged := ""
+	for _, e := range es {
+		switch {
+		case strings.HasSuffix(e.Name, journalSuffix):
+			return nil
+		case strings.HasSuffix(e.Name, damagedSuffix):
+			damaged = " (" + e.Name + " was set aside)"
+		}
+	}
+	warn("%d exchanges written, and %d are here: segments were lost or added%s, or are still to come", have, t.Rows, damaged)
+	return nil
+}
+
 // maxJSON is the most that is read of run.json and trace.json: that of any real run is far below.
 const maxJSON = 64 << 20
 
@@ -213,6 +251,9 @@ func readJSON(s Store, name string, v any) error {
 	b, err := io.ReadAll(io.NewSectionReader(r, 0, r.Size()))
 	if err != nil {
 		return err
+	}
+	if err := CheckDocument(b); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	if err := json.Unmarshal(PlainJSON(b), v); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
@@ -249,7 +290,7 @@ func inspect(s Store, name string, columns []*column) (segmentInfo, error) {
 		return segmentInfo{}, bare(err)
 	}
 	defer r.Close()
-	f, err := openParquet(r)
+	f, _, err := openParquet(r)
 	if err != nil {
 		return segmentInfo{}, err
 	}
@@ -275,28 +316,40 @@ func inspect(s Store, name string, columns []*column) (segmentInfo, error) {
 	return info, nil
 }
 
-// openParquet reads a footer. Damage is an error, never a panic.
-func openParquet(r ObjectReader) (f *parquet.File, err error) {
+// openParquet reads a footer; what is read of the file is compared with its checksums, which are nil where it has none. Damage is an error,
+// never a panic.
+func openParquet(r ObjectReader) (f *parquet.File, sums *checked, err error) {
 	defer recovered(&err)
 	var magic [4]byte
 	if _, err := r.ReadAt(magic[:], 0); err != nil && err != io.EOF {
-		return nil, err
+		return nil, nil, err
 	} else if string(magic[:]) != "PAR1" {
-		return nil, errors.New("not a Parquet file")
+		return nil, nil, errors.New("not a Parquet file")
 	}
 	if r.Size() < 12 {
-		return nil, errors.New("cut short: a Parquet file without its footer")
+		return nil, nil, errors.New("cut short: a Parquet file without its footer")
 	}
 	if _, err := r.ReadAt(magic[:], r.Size()-4); err != nil && err != io.EOF {
-		return nil, err
+		return nil, nil, err
 	} else if string(magic[:]) != "PAR1" {
-		return nil, errors.New("cut short: a Parquet file without its footer")
+		return nil, nil, errors.New("cut short: a Parquet file without its footer")
 	}
-	f, err = parquet.OpenFile(r, r.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true), parquet.ReadBufferSize(32<<10))
+	if sums, err = newChecked(r); err != nil {
+		return nil, nil, err
+	}
+	if sums != nil {
+		r = sums
+	}
+	f, err = parquet.OpenFile(r, r.Size(), parquet.SkipMagicBytes(true), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true), parquet.ReadBufferSize(32<<10))
 	if err != nil {
-		return nil, fmt.Errorf("damaged footer: %w", err)
+		return nil, nil, fmt.Errorf("damaged footer: %w", err)
 	}
-	return f, nil
+	if sums != nil {
+		sums.file = f
+	} else if _, has := f.Lookup(sumKey); has {
+		return nil, nil, errFooter
+	}
+	return f, sums, nil
 }
 
 // recovered turns a panic of the Parquet library on damaged bytes into an error.

@@ -1,7 +1,6 @@
 package formats
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -232,7 +231,8 @@ func (w *Writer) next() error {
 }
 
 // Header returns the header that will stand in the open segment and in trace.json; the caller keeps its counters current until Close.
-// Counters that the caller never sets count the rows written. A writer that goes on with a trace adds the counters that it found.
+// What it says of the rows written, and with them seen, is corrected to what the writer wrote. A writer that goes on with a trace adds the
+// counters that it found.
 func (w *Writer) Header() *Header { return &w.h }
 
 // Begin says that an exchange is in flight. It gives x its ExchangeID, where it has none, and keeps x in the journal: if the process dies
@@ -399,15 +399,16 @@ func (w *Writer) commit(more bool) error {
 	return nil
 }
 
+// expiredNote counts the rows that a quota deleted.
+const expiredNote = "expired"
+
 // header is the header as it is to be stored now.
 func (w *Writer) header() Header {
 	h := w.h
-	if h.Counters.Seen == 0 && h.Counters.Written == 0 {
-		h.Counters.Seen, h.Counters.Written = w.rows, w.rows
-	}
-	h.Counters = h.Counters.plus(w.base)
+	more := w.rows - h.Counters.Written // the caller's account may be a moment behind
+	h.Counters = h.Counters.plus(Counters{Seen: more, Written: more}).plus(w.base)
 	if w.expired > 0 {
-		h.Counters = h.Counters.plus(Counters{Notes: map[string]int64{"expired": w.expired}})
+		h.Counters = h.Counters.plus(Counters{Notes: map[string]int64{expiredNote: w.expired}})
 	}
 	return h
 }
@@ -416,7 +417,7 @@ func (w *Writer) putHeader() error { return putJSON(w.store, traceFile, w.header
 
 // putJSON writes a small JSON document whole.
 func putJSON(s Store, name string, v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
+	b, err := MarshalDocument(v, "  ")
 	if err != nil {
 		return err
 	}

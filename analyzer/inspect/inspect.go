@@ -77,7 +77,7 @@ type Profile struct {
 // times, 8 for two lengths, 16 more while ranks are made, 32 for each distinct prefix block, 8 for each session and 24 for each of its turns.
 func Trace(r *analyzer.Run) (Profile, error) {
 	p := Profile{Schema: 1, Counters: r.Header.Counters, Label: r.Label, Source: r.Header.SourceKind}
-	p.KeptBodies = r.Header.KeptBodies
+	p.KeptBodies, p.Warnings = r.Header.KeptBodies, r.Warnings()
 	p.TokenSources = TokenSources{map[string]int64{}, map[string]int64{}}
 	in := inspection{header: r.Header, sessions: map[formats.Hash]int32{}}
 	for x, err := range r.Exchanges(formats.ColArrival, formats.ColPhase, formats.ColInputTokens, formats.ColInputTokensSource,

@@ -157,7 +157,7 @@ func (a *app) bisect(c *cobra.Command, o bisectFlags) (err error) {
 	if n == "0" {
 		return usageError(fmt.Errorf("%s (--bad) holds no commit that %s (--good) does not", o.bad, o.good), "are they swapped?")
 	}
-	if b.trace, err = formats.Open(o.trace); err != nil {
+	if b.trace, err = a.openTrace(o.trace); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.trace.Close()) }()

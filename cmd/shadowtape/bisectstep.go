@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/experiment"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
 )
@@ -115,7 +114,7 @@ func (a *app) classifyHead(ctx context.Context, out string) (_ experiment.Class,
 	if err != nil {
 		return "", err
 	}
-	if b.trace, err = formats.Open(doc.Trace); err != nil {
+	if b.trace, err = a.openTrace(doc.Trace); err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, b.trace.Close()) }()

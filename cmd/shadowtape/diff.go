@@ -78,6 +78,9 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 			if err := opts.Validate(); err != nil {
 				return usageError(err, c.CommandPath()+" --help")
 			}
+			if err := o.judge.writable(""); err != nil {
+				return err
+			}
 			runs, done, err := openRuns(args)
 			if err != nil {
 				return err
@@ -104,7 +107,7 @@ or that all is well (0). docs/GATE.md tells how and how often it is wrong. --bas
 				}
 			}
 			if o.judge.md != "" {
-				if err := writeFile(o.judge.md, func(w io.Writer) error { return diffMarkdown(w, d) }); err != nil {
+				if err := writeNew(o.judge.md, o.judge.force, func(w io.Writer) error { return diffMarkdown(w, d) }); err != nil {
 					return err
 				}
 			}

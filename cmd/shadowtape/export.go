@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/formats/foreign"
 	"github.com/shadowtape/shadowtape/internal/term"
 )
@@ -46,7 +45,7 @@ Formats:
 			if err := o.Validate(); err != nil {
 				return usageError(err, "")
 			}
-			t, err := formats.Open(args[1])
+			t, err := a.openTrace(args[1])
 			if err != nil {
 				return err
 			}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/workload"
 	"github.com/shadowtape/shadowtape/internal/workload/fit"
 )
@@ -53,7 +52,7 @@ the kinds of requests and the share of aborts. Traces of two days or more fold i
 			if err := o.Validate(); err != nil {
 				return usageError(err, "shadowtape fit --help")
 			}
-			t, err := formats.Open(args[0])
+			t, err := a.openTrace(args[0])
 			if err != nil {
 				return err
 			}

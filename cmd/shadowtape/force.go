@@ -5,7 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shadowtape/shadowtape/formats"
 )
@@ -66,4 +70,38 @@ func located(name string) string {
 		}
 	}
 	return filepath.ToSlash(p)
+}
+
+// openTrace opens a trace or run, and says what in it does not add up.
+func (a *app) openTrace(where string) (*formats.Trace, error) {
+	t, err := formats.Open(where)
+	if err == nil {
+		a.warn(where, t.Warnings)
+	}
+	return t, err
+}
+
+// warn prints what was found wrong with something that is read.
+func (a *app) warn(where string, warnings []string) {
+	for _, w := range warnings {
+		fmt.Fprintf(a.err, "shadowtape: warning: %s: %s\n", where, oneLine(w))
+	}
+}
+
+// leftovers says what a --force that was killed has left beside the places that a command names, before it reads or writes them.
+func (a *app) leftovers(c *cobra.Command, args []string) {
+	names := slices.Clone(args)
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			names = append(names, list.GetSlice()...)
+		} else if f.Value.Type() == "string" {
+			names = append(names, f.Value.String())
+		}
+	})
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		for _, n := range formats.Leftovers(name) {
+			fmt.Fprintf(a.err, "shadowtape: warning: %s\n", oneLine(n))
+		}
+	}
 }

@@ -83,7 +83,7 @@ func TestForceReplacesWhatIsWhole(t *testing.T) {
 			{"import-result", "vllm-bench", results, "-o", run, "--force"},
 			{"record", "--pcap", capture, "-o", trace, "--force"},
 			{"replay", good, "--target", "http://127.0.0.1:1", "-o", run, "--force"},
-			{"replay", trace, "--target", "http://127.0.0.1:1", "-o", run, "--force"},
+			{"diff", trace, run}, {"replay", trace, "--target", "http://127.0.0.1:1", "-o", run, "--force"},
 			{"simulate", good, "-o", run, "--force"},
 			{"simulate", trace, "--state-log", filepath.Join(dir, "no", "where"), "-o", run, "--force"},
 			{"merge", run, run, "-o", run, "--force"},
@@ -205,5 +205,121 @@ func TestNonsenseIsRefused(t *testing.T) {
 	}
 	if tr, err := formats.Open(trace); err != nil || tr.Rows != 2 {
 		t.Errorf("the trace is gone: %v", err)
+	}
+}
+
+// TestLostSegments: every verb says that a trace has not the rows that it counts, and a run of which some are gone is not valid.
+func TestLostSegments(t *testing.T) {
+	dir := t.TempDir()
+	trace, run := filepath.Join(dir, "trace"), filepath.Join(dir, "run")
+	w, err := formats.Create(trace, formats.Header{}, formats.SegmentOptions{MaxRows: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 30 {
+		if err := w.Write(&formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: int64(i+1) * 1e8, InputTokens: formats.Of[int64](20), OutputTokens: formats.Of[int64](4), Endpoint: formats.EndpointCompletions,
+			SentNS: formats.Of[int64](0), FirstTokenNS: formats.Of[int64](1e7), LastTokenNS: formats.Of[int64](4e7), EndNS: formats.Of[int64](5e7), EndReason: formats.EndComplete, Status: formats.Of[int32](200)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	must(t, "simulate", trace, "-o", run)
+	if err := os.Remove(filepath.Join(trace, "exchanges-00002.parquet")); err != nil {
+		t.Fatal(err)
+	}
+	says := "trace.json counts 30 exchanges written, and 20 are here"
+	for _, args := range [][]string{
+		{"inspect", trace}, {"inspect", trace, "--json"}, {"inspect", trace, "--privacy"}, {"analyze", trace}, {"fit", trace, "-o", filepath.Join(dir, "w.json")}, {"export", "jsonl", trace, "-o", filepath.Join(dir, "x.jsonl")},
+		{"simulate", trace, "-o", filepath.Join(dir, "again")}, {"replay", trace, "--target", "http://127.0.0.1:1", "-o", filepath.Join(dir, "r")},
+		{"gate", "--base", "b.yaml", "--candidate", "c.yaml", "--trace", trace, "-o", filepath.Join(dir, "g")},
+	} {
+		_, out, errs := invoke(args...)
+		if flat := strings.Join(strings.Fields(out+errs), " "); !strings.Contains(flat, says) && !strings.Contains(flat, "trace.json counts 30 exchanges written, and 20") {
+			t.Errorf("%v: %s%s", args, out, errs)
+		}
+	}
+	if err := os.Remove(filepath.Join(run, "exchanges-00001.parquet")); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, _ := invoke("analyze", run); code != exitInvalid || !strings.Contains(strings.Join(strings.Fields(out), " "), "counts 30 exchanges written, and 0") {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+}
+
+// TestNothingIsOverwritten: no file that a verb is asked to write takes the place of one that is there, unless --force says so, and that is
+// known before the work.
+func TestNothingIsOverwritten(t *testing.T) {
+	dir := t.TempDir()
+	trace, mine, db := filepath.Join(dir, "trace"), filepath.Join(dir, "mine.csv"), filepath.Join(dir, "history")
+	writeTrace(t, trace, 30)
+	runs := launches(t, 2, 1)
+	must(t, "history", "add", runs[0], "--db", db)
+	if err := os.WriteFile(mine, []byte("precious"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	launched := []string{"diff", "--base", runs[0], "--base", runs[0], "--candidate", runs[1], "--candidate", runs[1]}
+	gate := []string{"gate", "--base", "b.yaml", "--candidate", "c.yaml", "--trace", trace, "-o", filepath.Join(dir, "g")}
+	var calls [][]string
+	for _, flag := range []string{"--md", "--html", "--junit", "--annotations", "--openmetrics", "--influx"} {
+		calls = append(calls, append(launched[:len(launched):len(launched)], flag, mine), append(gate[:len(gate):len(gate)], flag, mine))
+	}
+	for _, flag := range []string{"--md", "--html", "--rows", "--openmetrics"} {
+		calls = append(calls, []string{"analyze", runs[0], flag, mine})
+	}
+	for _, args := range append(calls,
+		[]string{"diff", runs[0], runs[1], "--md", mine}, []string{"diff", runs[0], runs[1], "--html", mine},
+		[]string{"sim", "--emission-log", mine}, []string{"sim", "--state-log", mine},
+		[]string{"simulate", trace, "-o", filepath.Join(dir, "run"), "--state-log", mine},
+		[]string{"sweep", "--target", "http://127.0.0.1:1", "--input", "16", "--output", "4", "--rate", "1", "-o", filepath.Join(dir, "sweep"), "--html", mine},
+		[]string{"history", "trend", "--db", db, "--html", mine}, []string{"history", "digest", "--db", db, "--md", mine},
+		[]string{"fit", trace, "-o", mine}, []string{"calibrate", runs[0], "-o", mine}, []string{"export", "jsonl", trace, "-o", mine}, []string{"baseline", "save", runs[0], "-o", mine},
+	) {
+		code, _, errs := invoke(args...)
+		if b, err := os.ReadFile(mine); code != exitFailed || !strings.Contains(errs, "exists") || !strings.Contains(errs, "--force replaces it") || string(b) != "precious" {
+			t.Errorf("%v: exit %d, %q, %v\n%s", args, code, b, err, errs)
+			os.WriteFile(mine, []byte("precious"), 0o666)
+		}
+	}
+	for _, made := range []string{"g", "run", "sweep"} {
+		if _, err := os.Stat(filepath.Join(dir, made)); err == nil {
+			t.Errorf("%s was made before it was known", made)
+		}
+	}
+	for _, args := range [][]string{{"history", "trend", "--db", db, "--html", mine}, {"simulate", trace, "-o", filepath.Join(dir, "run"), "--state-log", mine}} {
+		must(t, append(args, "--force")...)
+	}
+	must(t, "simulate", trace, "-o", filepath.Join(dir, "run"), "--state-log", filepath.Join(dir, "other"), "--force")
+	inside := filepath.Join(dir, "inside")
+	must(t, "simulate", trace, "-o", inside, "--state-log", filepath.Join(inside, "states.csv"))
+	if _, err := os.Stat(filepath.Join(inside, "states.csv")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestForceLeavesAreNamed: what a killed --force left is named by the next command that names the place, or deleted where that is all that was
+// left to do.
+func TestForceLeavesAreNamed(t *testing.T) {
+	dir := t.TempDir()
+	trace, left := filepath.Join(dir, "trace"), filepath.Join(dir, ".shadowtape-7")
+	if err := os.Mkdir(left, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	writeTrace(t, filepath.Join(left, "trace"), 3)
+	writeTrace(t, filepath.Join(left, "trace.replaced"), 3)
+	for _, args := range [][]string{{"inspect", trace}, {"synth", "--preset", "short", "--rate", "2", "--requests", "7", "-o", trace, "--force"}, {"analyze", trace + "/"}} {
+		if _, _, errs := invoke(args...); !strings.Contains(errs, "a --force was cut short while it replaced "+trace+": the new one is "+left+"/trace, the old one "+left+"/trace.replaced") {
+			t.Errorf("%v: %s", args, errs)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(left, "trace")); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := invoke("inspect", trace); code != exitGood || strings.Contains(errs, "warning") {
+		t.Errorf("exit %d, %s", code, errs)
+	}
+	if _, err := os.Stat(left); err == nil {
+		t.Error("what was only to be deleted is still there")
 	}
 }

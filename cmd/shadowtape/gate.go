@@ -163,10 +163,14 @@ func (a *app) gate(c *cobra.Command, o gateFlags) (err error) {
 	if err != nil {
 		return err
 	}
+	o.judge.force = o.judge.force || isFile(filepath.Join(o.out, "gate.json")) // a call that goes on replaces the reports of the one before
+	if err := o.judge.writable(o.out); err != nil {
+		return err
+	}
 	if o.tier == "pr" && g.db == nil {
 		return withHint(fmt.Errorf("gate --tier pr: read history %s: %w: there is nothing to compare with", o.judge.db, history.ErrEmpty), "shadowtape gate --aa --record makes one; --tier nightly needs none")
 	}
-	trace, err := formats.Open(o.trace)
+	trace, err := a.openTrace(o.trace)
 	if err != nil {
 		return err
 	}

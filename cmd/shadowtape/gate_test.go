@@ -26,7 +26,7 @@ func TestGateEndToEnd(t *testing.T) {
 	}
 	path, trace, dir := program(t), shortTrace(t), t.TempDir()
 	file := func(name, itl string) string {
-		return write(t, filepath.Join(dir, name+".yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}", --ttft, 20ms, --itl, `+itl+`, --emission-log, "`+filepath.Join(dir, name+".log")+`"]
+		return write(t, filepath.Join(dir, name+".yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}", --ttft, 20ms, --itl, `+itl+`, --force, --emission-log, "`+filepath.Join(dir, name+".log")+`"]
 dialect: sim
 warm_up: {requests: 30, duration: 0s, steady: false}
 `)
@@ -65,7 +65,7 @@ warm_up: {requests: 30, duration: 0s, steady: false}
 // TestSweepDeploys: each cell is a launch of its own, warmed up as its file says; one that never gets healthy is a failed row.
 func TestSweepDeploys(t *testing.T) {
 	path, dir := program(t), t.TempDir()
-	write(t, filepath.Join(dir, "cell.yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}", --profile, instant, --ttft, "${matrix.ttft}", --emission-log, "`+dir+`/${matrix.ttft}.log"]
+	write(t, filepath.Join(dir, "cell.yaml"), `process: ["${self}", sim, --listen, "127.0.0.1:${port}", --profile, instant, --ttft, "${matrix.ttft}", --force, --emission-log, "`+dir+`/${matrix.ttft}.log"]
 dialect: sim
 health: {path: "${matrix.path}", interval: 20ms, timeout: 3s}
 warm_up: {requests: 25, duration: 0s, steady: false}

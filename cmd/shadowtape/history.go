@@ -364,7 +364,7 @@ func historyCheck(a *app, dir *string) *cobra.Command {
 
 func historyTrend(a *app, dir *string) *cobra.Command {
 	var html string
-	var all bool
+	var all, force bool
 	c := &cobra.Command{
 		Use:   "trend --html FILE",
 		Short: "Write the trend page: every launch a point, levels, band, anchor, changes with their commits",
@@ -376,6 +376,9 @@ func historyTrend(a *app, dir *string) *cobra.Command {
 			if html == "" {
 				return usageError(errors.New("--html is missing"), "shadowtape history trend --html FILE")
 			}
+			if err := writable(html, force); err != nil {
+				return err
+			}
 			db, err := a.loadHistory(*dir)
 			if err != nil {
 				return err
@@ -384,7 +387,7 @@ func historyTrend(a *app, dir *string) *cobra.Command {
 			if !all {
 				metrics = slices.DeleteFunc(metrics, func(m verdict.Metric) bool { return !m.Gate })
 			}
-			if err := writeFile(html, func(w io.Writer) error { return db.TrendPage(w, metrics, time.Now()) }); err != nil {
+			if err := writeNew(html, force, func(w io.Writer) error { return db.TrendPage(w, metrics, time.Now()) }); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(a.out, "trend of %d series: %s\n", len(db.Series()), html)
@@ -393,11 +396,13 @@ func historyTrend(a *app, dir *string) *cobra.Command {
 	}
 	c.Flags().StringVar(&html, "html", "", "page to write; it needs no network")
 	c.Flags().BoolVar(&all, "all", false, "also the metrics that do not gate")
+	c.Flags().BoolVar(&force, "force", false, "replace a page that is there")
 	return c
 }
 
 func historyDigest(a *app, dir *string) *cobra.Command {
 	var since, md string
+	var force bool
 	c := &cobra.Command{
 		Use:   "digest",
 		Short: "Write the week in ten lines a team, for people who do not open dashboards",
@@ -417,7 +422,7 @@ func historyDigest(a *app, dir *string) *cobra.Command {
 			now := time.Now().UTC()
 			text := db.Digest(verdict.Defaults(), now.Add(-cmp.Or(span, 7*24*time.Hour)), now)
 			if md != "" {
-				return writeFile(md, func(w io.Writer) error { _, err := io.WriteString(w, text); return err })
+				return writeNew(md, force, func(w io.Writer) error { _, err := io.WriteString(w, text); return err })
 			}
 			_, err = io.WriteString(a.out, text)
 			return err
@@ -425,5 +430,6 @@ func historyDigest(a *app, dir *string) *cobra.Command {
 	}
 	c.Flags().StringVar(&since, "since", "7d", "how far back")
 	c.Flags().StringVar(&md, "md", "", "write it here (default: standard output)")
+	c.Flags().BoolVar(&force, "force", false, "replace a file that is there")
 	return c
 }

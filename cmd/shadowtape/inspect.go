@@ -53,6 +53,9 @@ model, it says how far that one's load is from the first's, and how long request
 				return err
 			}
 			defer func() { err = errors.Join(err, r.Close()) }()
+			if o.json || o.privacy || o.find != "" { // a profile for people has them
+				a.warn(args[0], r.Warnings())
+			}
 			if o.find != "" {
 				return a.find(r, o.find, o.keyFile, o.json)
 			}

@@ -19,7 +19,7 @@ func (a *app) inspectPair(ctx context.Context, first, second, profile string, as
 	var loads [2]*fidelity.Load
 	var ins [2]requests
 	for i, where := range []string{first, second} {
-		if ins[i], err = openRequests(where, workload.Options{Seed: 1}); err != nil {
+		if ins[i], err = a.openRequests(where, workload.Options{Seed: 1}); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, ins[i].close()) }()

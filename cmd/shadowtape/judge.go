@@ -27,7 +27,7 @@ type judgeFlags struct {
 	md, junit, openmetrics, influx string
 	remoteWrite, pushTokenEnv      string
 	annotations, annotate, html    string
-	force                          bool // replace an HTML report that is there
+	force                          bool // replace files that are there
 }
 
 // add registers the flags.
@@ -40,7 +40,7 @@ func (j *judgeFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&j.minSamples, "min-samples", 5000, "requests of a run below which the report says so")
 	f.StringVar(&j.md, "md", "", "write the verdict as Markdown, for a pull request comment")
 	f.StringVar(&j.html, "html", "", "write a report to this file: one page that opens offline")
-	f.BoolVar(&j.force, "force", false, "replace an HTML report that is there")
+	f.BoolVar(&j.force, "force", false, "replace reports that are there")
 	f.StringVar(&j.junit, "junit", "", "write it as JUnit XML")
 	f.StringVar(&j.annotations, "annotations", "", "write it as workflow commands of GitHub Actions, an annotation for each gated metric that changed or is undecided")
 	f.StringVar(&j.openmetrics, "openmetrics", "", "write it as OpenMetrics text (node_exporter's textfile collector reads it)")
@@ -77,6 +77,29 @@ type judging struct {
 	slo     []analyzer.Limit
 	db      *history.DB
 	window  time.Duration
+}
+
+// files are the reports that are asked for: HTML, Markdown, JUnit, annotations, OpenMetrics, InfluxDB; "" is none.
+func (j *judgeFlags) files() []string {
+	influx := j.influx
+	if experiment.IsURL(influx) {
+		influx = ""
+	}
+	return []string{j.html, j.md, j.junit, j.annotations, j.openmetrics, influx}
+}
+
+// writable says before the work what is in the way of the reports. Those that go into the verb's own directory, "" where it has none, have
+// their place when it is made.
+func (j *judgeFlags) writable(own string) error {
+	for _, path := range j.files() {
+		if path == "" || own != "" && strings.HasPrefix(located(path), located(own)+"/") && !isFile(path) {
+			continue
+		}
+		if err := writable(path, j.force); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // resolve reads what the flags of a verb name, and says what of the history could not be read.
@@ -151,21 +174,10 @@ func (a *app) reportVerdict(r experiment.Report, j judgeFlags, asJSON bool) erro
 	if err != nil {
 		return err
 	}
-	if j.html != "" {
-		if err := writeNew(j.html, j.force, r.HTML); err != nil {
-			return err
-		}
-	}
-	influx := j.influx
-	if experiment.IsURL(influx) {
-		influx = ""
-	}
-	for _, out := range []struct {
-		path  string
-		write func(io.Writer) error
-	}{{j.md, r.Markdown}, {j.junit, r.JUnit}, {j.annotations, func(w io.Writer) error { return r.Annotations(w, j.annotate) }}, {j.openmetrics, r.OpenMetrics}, {influx, func(w io.Writer) error { return r.Influx(w, time.Now()) }}} {
-		if out.path != "" {
-			if err := writeFile(out.path, out.write); err != nil {
+	writes := []func(io.Writer) error{r.HTML, r.Markdown, r.JUnit, func(w io.Writer) error { return r.Annotations(w, j.annotate) }, r.OpenMetrics, func(w io.Writer) error { return r.Influx(w, time.Now()) }}
+	for i, path := range j.files() {
+		if path != "" {
+			if err := writeNew(path, j.force, writes[i]); err != nil {
 				return err
 			}
 		}
@@ -208,6 +220,9 @@ func verdictExit(s verdict.State) error {
 
 // diffMany compares runs by the launch: pairs of them, or candidates with a baseline file.
 func (a *app) diffMany(base, candidate []string, baseline string, j judgeFlags, asJSON bool) error {
+	if err := j.writable(""); err != nil {
+		return err
+	}
 	g, err := j.resolve(a, "diff")
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -68,6 +69,11 @@ func TestDiffOfLaunches(t *testing.T) {
 	documentedKeys(t, "launches", out)
 }
 
+// onPurpose is a document of ours that may be edited: without its checksum.
+func onPurpose(document []byte) string {
+	return regexp.MustCompile(`,\s*"checksum": "[^"]*"`).ReplaceAllString(string(document), "")
+}
+
 func TestDiffOfLaunchesRefuses(t *testing.T) {
 	a := launches(t, 2, 1)
 	other := writeRun(t, 500, 1, true)
@@ -75,7 +81,7 @@ func TestDiffOfLaunchesRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(other, "run.json"), []byte(strings.Replace(string(m), `"trace_sha256": ""`, `"trace_sha256": "other"`, 1)), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(other, "run.json"), []byte(strings.Replace(onPurpose(m), `"trace_sha256": ""`, `"trace_sha256": "other"`, 1)), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	rules := filepath.Join(t.TempDir(), "gate.yaml")
@@ -95,7 +101,15 @@ func TestDiffOfLaunchesRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	later := write(t, filepath.Join(t.TempDir(), "later.json"), strings.Replace(string(text), `"schema": 1`, `"schema": 7`, 1))
+	later := write(t, filepath.Join(t.TempDir(), "later.json"), strings.Replace(onPurpose(text), `"schema": 1`, `"schema": 7`, 1))
+	flipped := write(t, filepath.Join(t.TempDir(), "flipped.json"), strings.Replace(string(text), `"pinned": false`, `"pinned": true`, 1))
+	struck := filepath.Join(t.TempDir(), "struck")
+	if err := os.CopyFS(struck, os.DirFS(a[1])); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(struck, "run.json"), []byte(strings.Replace(string(m), `"valid": true`, `"valid": false`, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	conflict := write(t, filepath.Join(t.TempDir(), "conflict.json"), "<<<<<<< HEAD\n"+string(text)+"=======\n>>>>>>> other\n")
 	unread := t.TempDir()
 	write(t, filepath.Join(unread, "2026-01-01.jsonl"), `{"schema":1,"kind":"run","series":"x","levels":{"tpot":NaN}}`+"\n")
@@ -112,6 +126,10 @@ func TestDiffOfLaunchesRefuses(t *testing.T) {
 		"a copy as its base":   {[]string{"diff", "--base", a[0], a[0], "--candidate", copied, a[1]}, exitFailed, "one launch counts once"},
 		"its own baseline":     {[]string{"diff", "--baseline", noted, a[0]}, exitFailed, "which holds it"},
 		"a later baseline":     {[]string{"diff", "--baseline", later, a[1]}, exitFailed, "schema 7, this build reads up to 1"},
+		"a flipped baseline":   {[]string{"diff", "--baseline", flipped, a[1]}, exitFailed, "flipped.json: damaged: it does not say what it said"},
+		"a flipped run":        {[]string{"diff", a[0], struck}, exitFailed, "run.json: damaged: it does not say what it said"},
+		"a flipped launch":     {[]string{"diff", "--base", a[0], a[0], "--candidate", a[1], struck}, exitFailed, "run.json: damaged: it does not say what it said"},
+		"a flipped recording":  {[]string{"replay", struck, "--target", "http://127.0.0.1:1", "-o", filepath.Join(t.TempDir(), "r")}, exitFailed, "run.json: damaged: it does not say what it said"},
 		"a baseline in merge":  {[]string{"diff", "--baseline", conflict, a[1]}, exitFailed, "it is no baseline"},
 		"a pair of one run":    {[]string{"history", "add", a[0], a[0], "--aa", "--db", t.TempDir()}, exitFailed, "given twice"},
 		"a baseline of twins":  {[]string{"baseline", "save", a[0], copied, "-o", noted + "2"}, exitFailed, "are one run"},

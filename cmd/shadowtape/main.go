@@ -118,6 +118,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 	for _, v := range verbs {
 		root.AddCommand(v(a))
 	}
+	root.PersistentPreRun = a.leftovers
 	root.SetHelpCommand(helpCommand(root))
 	root.SetArgs(spread(args))
 	root.SetIn(in)

@@ -40,7 +40,7 @@ Exit 0 where the run is valid, 4 where it is not (--allow-invalid accepts it).`,
 					return err
 				}
 				for _, n := range names {
-					t, err := formats.Open(n)
+					t, err := a.openTrace(n)
 					if err != nil {
 						return err
 					}

@@ -137,14 +137,14 @@ func (a *app) replay(ctx context.Context, c *cobra.Command, where string, o repl
 		return usageError(err, "shadowtape replay --help")
 	}
 	if strings.HasSuffix(where, ".json") {
-		in, err := openRequests(where, o.generate(uint64(o.seed)))
+		in, err := a.openRequests(where, o.generate(uint64(o.seed)))
 		if err != nil {
 			return err
 		}
 		jo.Selection.Rate = 0 // it is generated at that rate
 		jo.Source = &job.Source{Name: where, Header: in.header, Rows: in.all}
 	} else {
-		t, err := formats.Open(where)
+		t, err := a.openTrace(where)
 		if err != nil {
 			return err
 		}

@@ -143,6 +143,7 @@ func simCommand(a *app) *cobra.Command {
 		stall     time.Duration
 		emissions string
 		states    string
+		force     bool
 		list      bool
 	)
 	c := &cobra.Command{
@@ -173,6 +174,13 @@ func simCommand(a *app) *cobra.Command {
 					return usageError(err, "")
 				}
 			}
+			for _, log := range []string{emissions, states} {
+				if log != "" {
+					if err := writable(log, force); err != nil {
+						return err
+					}
+				}
+			}
 			return a.serveSim(c.Context(), o, listen, emissions, states)
 		},
 	}
@@ -186,11 +194,12 @@ func simCommand(a *app) *cobra.Command {
 	fs.DurationVar(&stall, "stall-time", 30*time.Second, "how long a stalled stream is silent")
 	fs.StringVar(&emissions, "emission-log", "", "write the true time of every token, a JSON line a request")
 	fs.StringVar(&states, "state-log", "", "write a CSV line a step: time, prefill tokens, decode sequences, pages, waiting")
+	fs.BoolVar(&force, "force", false, "replace logs that are there")
 	groupFlags(c,
 		flagGroup{"Server", []string{"listen", "profile", "list-profiles", "pages", "block-size", "max-num-seqs", "token-budget"}},
 		flagGroup{"Times", []string{"slowdown", "noise", "seed", "ttft", "itl"}},
 		flagGroup{"Faults", []string{"fault", "stall-time"}},
-		flagGroup{"What truly happened", []string{"emission-log", "state-log"}})
+		flagGroup{"What truly happened", []string{"emission-log", "state-log", "force"}})
 	return c
 }
 

@@ -83,7 +83,7 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 	if err := errors.Join(err, o.Validate()); err != nil {
 		return usageError(err, "shadowtape simulate --help")
 	}
-	in, err := openRequests(where, f.generate(f.seed))
+	in, err := a.openRequests(where, f.generate(f.seed))
 	if err != nil {
 		return err
 	}
@@ -110,8 +110,10 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 		}
 	}
 	if f.states != "" {
-		if err := f.stateLogFits(); err != nil {
-			return err
+		if f.stateLogIn("") == f.states { // else it has its place when there is a run
+			if err := writable(f.states, f.force); err != nil {
+				return err
+			}
 		}
 	}
 	label := f.label
@@ -144,7 +146,7 @@ func (a *app) simulate(c *cobra.Command, where string, f simulateFlags) (err err
 		}}
 		finish := func() error { return nil }
 		if f.states != "" {
-			if out.Step, finish, err = stateLog(f.states); err != nil {
+			if out.Step, finish, err = stateLog(f.stateLogIn(place)); err != nil {
 				return errors.Join(err, w.Close(m))
 			}
 		}
@@ -239,21 +241,12 @@ func anyArrival(arrivals schedule.Arrivals) error {
 	return errors.New("no request falls into it")
 }
 
-// stateLogFits says before there is a run what would keep its state log from being written.
-func (f simulateFlags) stateLogFits() error {
-	dir := filepath.Dir(f.states)
-	if s, err := os.Stat(f.states); err == nil && s.IsDir() {
-		return fmt.Errorf("write state log %s: it is a directory", f.states)
+// stateLogIn is where the state log goes while the run is written at a place: into it, where it is asked for in the run's own directory.
+func (f simulateFlags) stateLogIn(place string) string {
+	if filepath.Clean(filepath.Dir(f.states)) == filepath.Clean(f.out) {
+		return filepath.Join(place, filepath.Base(f.states))
 	}
-	if filepath.Clean(dir) == filepath.Clean(f.out) {
-		return nil // the run's own directory, which is to come
-	}
-	if s, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("write state log: %w", err)
-	} else if !s.IsDir() {
-		return fmt.Errorf("write state log %s: %s is no directory", f.states, dir)
-	}
-	return nil
+	return f.states
 }
 
 // stateLog opens a state log; finish completes it.
@@ -282,7 +275,7 @@ type requests struct {
 }
 
 // openRequests opens a trace, a run, or a workload model, whose requests are generated with the given options.
-func openRequests(where string, o workload.Options) (in requests, err error) {
+func (a *app) openRequests(where string, o workload.Options) (in requests, err error) {
 	if strings.HasSuffix(where, ".json") {
 		m, err := readModel(where)
 		if err != nil {
@@ -294,7 +287,7 @@ func openRequests(where string, o workload.Options) (in requests, err error) {
 		}
 		return requests{all: rows, header: m.Header(), close: func() error { return nil }}, nil
 	}
-	t, err := formats.Open(where)
+	t, err := a.openTrace(where)
 	if err != nil {
 		return in, err
 	}

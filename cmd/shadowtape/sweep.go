@@ -27,7 +27,7 @@ type sweepFlags struct {
 	requests, warmUp, seed                         int64
 	duration, timeout                              time.Duration
 	repeats                                        int
-	dryRun, json, retry, allowInvalid              bool
+	dryRun, json, retry, allowInvalid, force       bool
 	deploy                                         deployFlags
 }
 
@@ -76,6 +76,7 @@ interrupted.`,
 	f.StringVar(&o.model, "model", "", "model to ask for (default: the first that the server lists)")
 	f.StringVarP(&o.out, "out", "o", "", "directory of the sweep")
 	f.StringVar(&o.html, "html", "", "write the page here too")
+	f.BoolVar(&o.force, "force", false, "replace a page that is there; cells that are there stay")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the cells and the expected time, and stop")
 	f.BoolVar(&o.retry, "retry", false, "measure again the cells that an earlier call found to fail or to be invalid")
 	f.BoolVar(&o.allowInvalid, "allow-invalid", false, "exit 0 although every measured cell is invalid")
@@ -89,7 +90,7 @@ interrupted.`,
 		flagGroup{"What is measured", []string{"target", "deploy", "model", "exclusive", "wait", "engine", "lock-dir"}},
 		flagGroup{"Cells", []string{"input", "output", "rate", "users", "search", "slo"}},
 		flagGroup{"Each run", []string{"requests", "duration", "timeout", "repeats", "arrival", "warm-up", "seed"}},
-		flagGroup{"Result", []string{"out", "html", "json", "dry-run", "retry", "allow-invalid"}},
+		flagGroup{"Result", []string{"out", "html", "force", "json", "dry-run", "retry", "allow-invalid"}},
 	)
 	return c
 }
@@ -195,6 +196,12 @@ func (a *app) sweep(c *cobra.Command, args []string, o sweepFlags) error {
 	if formats.Remote(o.out) {
 		return usageError(localOnly(o.out), "")
 	}
+	o.force = o.force || isFile(filepath.Join(o.out, "matrix.json")) // a call that goes on replaces the page of the one before
+	if o.html != "" && !strings.HasPrefix(located(o.html), located(o.out)+"/") {
+		if err := writable(o.html, o.force); err != nil {
+			return err
+		}
+	}
 	so := sweep.Options{Dir: o.out, Retry: o.retry, Job: job.Options{Model: o.model, ToolVersion: readBuildInfo().Version, Command: commandLine(c, args...)}, Progress: a.sweepProgress}
 	if m.Deploy != "" {
 		so.Start = o.deploy.options(a, "sweep")
@@ -271,7 +278,7 @@ func (a *app) sweepResults(o sweepFlags, t sweep.Table) error {
 		writeFile(filepath.Join(o.out, "index.html"), html),
 	}
 	if o.html != "" {
-		errs = append(errs, writeFile(o.html, html))
+		errs = append(errs, writeNew(o.html, o.force, html))
 	}
 	return errors.Join(errs...)
 }

@@ -34,7 +34,7 @@ type Baseline struct {
 // WriteBaseline writes a baseline, indented so that a change of it reads as one, replacing the file at once.
 func WriteBaseline(path string, b Baseline) error {
 	b.Schema, b.Estimator = Schema, Estimator
-	out, err := json.MarshalIndent(b, "", " ")
+	out, err := formats.MarshalDocument(b, " ")
 	if err != nil {
 		return fmt.Errorf("save baseline %s: %w", path, err)
 	}
@@ -63,6 +63,9 @@ func ReadBaseline(path string) (Baseline, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return b, fmt.Errorf("read baseline: %w", err)
+	}
+	if err := formats.CheckDocument(text); err != nil {
+		return b, fmt.Errorf("read baseline %s: %w", path, err)
 	}
 	if err := json.Unmarshal(formats.PlainJSON(text), &b); err != nil {
 		return b, fmt.Errorf("read baseline %s: it is no baseline: %w", path, err)

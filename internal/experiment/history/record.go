@@ -175,6 +175,10 @@ func (db *DB) add(name string, b []byte, seen map[string]bool) error {
 		if line == "" {
 			continue
 		}
+		if err := formats.CheckDocument([]byte(line)); err != nil {
+			db.Warnings = append(db.Warnings, fmt.Sprintf("%s line %d is left out: %v", name, n, err))
+			continue
+		}
 		var r Record
 		if err := json.Unmarshal(formats.PlainJSON([]byte(line)), &r); err != nil || r.Kind == "" || r.Series == "" {
 			db.Warnings = append(db.Warnings, fmt.Sprintf("%s line %d is no record and is left out", name, n))
@@ -204,7 +208,7 @@ func Append(dir string, records ...Record) error {
 	byNight := map[string][]byte{}
 	for _, r := range records {
 		r.Schema = Schema
-		b, err := json.Marshal(r)
+		b, err := formats.MarshalDocument(r, "")
 		if err != nil {
 			return fmt.Errorf("add to history %s: %w", dir, err)
 		}
