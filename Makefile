@@ -79,9 +79,10 @@ bench-record: ## `record --pcap` on a made capture of 1 GB, beside tcpdump and t
 bench-live: ## packets a second that `record --interface` takes over a veth without a drop (root)
 	$(GO) test ./recorder -count 1 -timeout 10m -run '^TestBenchLive$$' -v -live-packets=1000000
 
-bench-proxy: ## what the proxy adds to 1,000 streams of 20 tokens/s, beside nginx and the direct way, sharing two processors and with one of its own (five minutes)
+bench-proxy: ## what the proxy adds to 1,000 streams of 20 tokens/s, beside nginx and the direct way, sharing two processors, and with one of its own (seven minutes)
 	CGO_ENABLED=0 $(GO) test ./cmd/shadowtape -count 1 -timeout 20m -run '^TestBenchProxy$$' -v -proxy-streams=1000
 	CGO_ENABLED=0 $(GO) test ./cmd/shadowtape -count 1 -timeout 20m -run '^TestBenchProxy$$' -v -proxy-streams=1000 -proxy-core
+	CGO_ENABLED=0 $(GO) test ./cmd/shadowtape -count 1 -timeout 20m -run '^TestBenchProxy$$' -v -proxy-streams=1000 -proxy-core -proxy-even
 
 bench-neighbor: ## the time between a simulator's tokens with a recorder on its interface and without (root; two minutes)
 	CGO_ENABLED=0 $(GO) test -tags bench -count 1 -timeout 20m -run '^TestBenchNeighbor$$' -v ./cmd/shadowtape

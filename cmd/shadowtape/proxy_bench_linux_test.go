@@ -29,6 +29,7 @@ var (
 	proxyBinary  = flag.String("proxy-binary", "", "the program for TestBenchProxy (default: it is built)")
 	proxyTime    = flag.Duration("proxy-time", 8*time.Second, "length of each of its measurements")
 	proxyCore    = flag.Bool("proxy-core", false, "the proxies run on the second processor, and all others on the first, in place of sharing both")
+	proxyEven    = flag.Bool("proxy-even", false, "with -proxy-core: server and clients are one thread that never sleeps, so that nothing leaves in bursts")
 )
 
 // TestBenchServer is the server of TestBenchProxy in a process of its own: it answers each request after 50 ms with an event every 50 ms.
@@ -70,15 +71,22 @@ func benchServe(c net.Conn) {
 		for range 40 {
 			next = next.Add(50 * time.Millisecond)
 			time.Sleep(time.Until(next))
-			event := fmt.Sprintf(`data: {"id":"c","object":"chat.completion.chunk","had":%d,"wrote":%d,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}`, had, time.Now().UnixNano())
-			out = append(out[:0], fmt.Sprintf("%x\r\n%s\n\n\r\n", len(event)+2, event)...)
+			out = benchChunk(out[:0], had)
 			if _, err := c.Write(out); err != nil {
 				return
 			}
 		}
-		io.WriteString(c, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+		io.WriteString(c, benchLast)
 	}
 }
+
+// benchChunk appends an event written now.
+func benchChunk(out []byte, had int64) []byte {
+	event := fmt.Sprintf(`data: {"id":"c","object":"chat.completion.chunk","had":%d,"wrote":%d,"model":"m","choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null}]}`, had, time.Now().UnixNano())
+	return fmt.Appendf(out, "%x\r\n%s\n\n\r\n", len(event)+2, event)
+}
+
+const benchLast = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 // benchTimes are what a client saw: the way there and back of a first token, and the way back of every token.
 type benchTimes struct {
@@ -211,7 +219,9 @@ func TestBenchProxy(t *testing.T) {
 		return c
 	}
 	server, recorder, front := freeAddress(t), freeAddress(t), freeAddress(t)
-	start("PROXY_BENCH_SERVER="+server, os.Args[0], "-test.run=^TestBenchServer$", "-test.timeout=1h")
+	if !*proxyEven {
+		start("PROXY_BENCH_SERVER="+server, os.Args[0], "-test.run=^TestBenchServer$", "-test.timeout=1h")
+	}
 	binary := *proxyBinary
 	if binary == "" {
 		binary = filepath.Join(dir, "shadowtape")
@@ -246,6 +256,14 @@ func TestBenchProxy(t *testing.T) {
 	add("shadowtape record", recorder, start("", binary, "record", "--listen", recorder, "--upstream", "http://"+server, "-o", filepath.Join(dir, "trace")))
 	time.Sleep(time.Second)
 	load := func(name, address string, times *benchTimes) {
+		if *proxyEven {
+			got, err := runEven(server, address, *proxyStreams, *proxyTime)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			times.add(*got)
+			return
+		}
 		end := time.Now().Add(time.Second + *proxyTime)
 		var mu sync.Mutex
 		var wg sync.WaitGroup
@@ -282,6 +300,9 @@ func TestBenchProxy(t *testing.T) {
 	}
 	var parts strings.Builder
 	for _, w := range ways {
+		if *proxyEven {
+			break // the way is all there is
+		}
 		times := benchTimes{seen: map[benchEvent]int64{}}
 		wire, err := onLoopback(dir, server, w.address, func() { load(w.name, w.address, &times) })
 		if err != nil {
@@ -294,6 +315,9 @@ func TestBenchProxy(t *testing.T) {
 	shared := "shared by all"
 	if *proxyCore {
 		shared = "one of them the proxy's own"
+	}
+	if *proxyEven {
+		shared += ", events one by one"
 	}
 	fmt.Fprintf(&b, "%d streams of 20 tokens/s, %d rounds of %s each, %d CPUs, %s, %s\n\n", *proxyStreams, *proxyRounds, *proxyTime, runtime.NumCPU(), shared, time.Now().UTC().Format("2006-01-02 15:04"))
 	fmt.Fprintln(&b, "| way | first token p50 | p99 | token p50 | p99 | CPU us a token | memory |\n|---|---|---|---|---|---|---|")
@@ -314,7 +338,7 @@ func TestBenchProxy(t *testing.T) {
 	}
 	t.Log("\n" + b.String())
 	figure := func(name string, v float64, unit, better string) {
-		benchreport.Record(t, benchreport.Figure{Group: "proxy", Name: fmt.Sprintf("%s, %d streams%s", name, *proxyStreams, map[bool]string{true: ", a core of its own"}[*proxyCore]), Value: v, Unit: unit, Better: better})
+		benchreport.Record(t, benchreport.Figure{Group: "proxy", Name: fmt.Sprintf("%s, %d streams%s", name, *proxyStreams, map[bool]string{true: ", a core of its own"}[*proxyCore]+map[bool]string{true: ", events one by one"}[*proxyEven]), Value: v, Unit: unit, Better: better})
 	}
 	direct := ways[0]
 	var added [2][2]float64 // nginx, shadowtape: of the first token at p50 and p99, in microseconds
