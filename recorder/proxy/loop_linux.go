@@ -373,9 +373,9 @@ func goFirst() {
 // shortTurn is the shortest turn that Linux gives.
 const shortTurn = 100 * time.Microsecond
 
-// giveWay puts the calling goroutine on a thread of its own that the system runs after the others: where processors are short, what
-// passes goes before what is read along.
+// giveWay puts the calling goroutine on a thread of its own that the system runs after the others, whatever class the process was started
+// in: where processors are short, what passes goes before what is read along.
 func giveWay() {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 10)
+	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: 10}, 0)
 }
