@@ -6,8 +6,11 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestSlowReader: a client that does not read stops its server, holds no memory beyond the kernel's, and is in nobody's way; what it reads
@@ -122,4 +125,36 @@ func TestLoopsLeaveNothing(t *testing.T) {
 	eventually(t, "all connections end", func() bool { return p.Stats().Open == 0 })
 	stop()
 	eventually(t, "as many descriptors as before", func() bool { return count() <= before })
+}
+
+// TestGiveWay: what is read along runs after the others, also where the process was started in the real-time class.
+func TestGiveWay(t *testing.T) {
+	for _, class := range []uint32{unix.SCHED_NORMAL, unix.SCHED_RR} {
+		got := make(chan *unix.SchedAttr)
+		go func() {
+			defer close(got)
+			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+			a := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: class}
+			if class == unix.SCHED_RR {
+				a.Priority = 1
+			}
+			if unix.SchedSetAttr(0, a, 0) != nil {
+				return // not allowed here
+			}
+			giveWay()
+			a, err := unix.SchedGetAttr(0, 0)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- a
+		}()
+		a, ok := <-got
+		if !ok {
+			t.Logf("SKIPPED: class %d may not be set here", class)
+			continue
+		}
+		if a.Policy != unix.SCHED_NORMAL || a.Nice != 10 {
+			t.Errorf("from class %d: class %d, nice %d", class, a.Policy, a.Nice)
+		}
+	}
 }
