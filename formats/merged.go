@@ -2,13 +2,13 @@ package formats
 
 import (
 	"cmp"
-	"container/heap"
 	"fmt"
 	"io"
 	"iter"
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 )
 
@@ -21,31 +21,47 @@ func traces(s Store, name string, levels int) ([]*Trace, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []*Trace
-	for _, n := range names {
-		sub, below := s.Sub(n), strings.TrimRight(name, "/")+"/"+n
-		t := &Trace{Name: below, store: sub, doubted: new(atomic.Int64)}
-		unfinished, err := t.list()
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("%s: %w", below, err)
-		case len(t.segments) > 0 || !unfinished && t.empty():
-			if err := t.load(true); err != nil {
-				return nil, fmt.Errorf("%s: %w", below, err)
-			}
-			if t.Manifest != nil {
-				return nil, fmt.Errorf("%s is a run, not part of a trace: name runs one by one, or merge the shards of one", below)
-			}
-			all = append(all, t)
-		case !unfinished && levels > 1:
-			more, err := traces(sub, below, levels-1)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, more...)
+	found, errs := make([][]*Trace, len(names)), make([]error, len(names))
+	var wg sync.WaitGroup
+	turn := make(chan struct{}, tracesAhead)
+	for i, n := range names { // several at once: in object storage each costs round trips
+		turn <- struct{}{}
+		wg.Go(func() {
+			found[i], errs[i] = tracesAt(s.Sub(n), strings.TrimRight(name, "/")+"/"+n, levels)
+			<-turn
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
 		}
 	}
-	return all, nil
+	return slices.Concat(found...), nil
+}
+
+// tracesAhead is how many of the places below one are looked at at once.
+const tracesAhead = 8
+
+// tracesAt is the trace at a place, or those below it.
+func tracesAt(s Store, name string, levels int) ([]*Trace, error) {
+	t := &Trace{Name: name, store: s, doubted: new(atomic.Int64)}
+	unfinished, err := t.list()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", name, err)
+	case len(t.segments) > 0 || !unfinished && t.empty():
+		if err := t.load(true); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if t.Manifest != nil {
+			return nil, fmt.Errorf("%s is a run, not part of a trace: name runs one by one, or merge the shards of one", name)
+		}
+		return []*Trace{t}, nil
+	case !unfinished && levels > 1:
+		return traces(s, name, levels-1)
+	}
+	return nil, nil
 }
 
 // join makes one trace of those below a place.
@@ -112,16 +128,26 @@ type cursor struct {
 	k     int   // position among the traces
 	at    int64 // arrival of the next row; before the first batch a time that no row is before
 	batch *Batch
-	next  int // row of batch
+	next  int       // row of batch
+	taken []*vector // of batch, those of the columns that are asked for
+}
+
+// stretch is rows of a cursor's batch that follow one another in the whole.
+type stretch struct {
+	*cursor
+	from, to int
 }
 
 // load reads the next batch. io.EOF: there is none.
-func (c *cursor) load() error {
+func (c *cursor) load(asked []*column) error {
 	b, err := c.scan.next()
 	if err != nil {
 		return err
 	}
-	c.batch, c.next = b, 0
+	c.batch, c.next, c.taken = b, 0, c.taken[:0]
+	for _, column := range asked {
+		c.taken = append(c.taken, b.vectors[column.name])
+	}
 	c.at = b.vectors[ColArrival].ints[0]
 	return nil
 }
@@ -129,17 +155,24 @@ func (c *cursor) load() error {
 // cursors are a heap by arrival, then by position.
 type cursors []*cursor
 
-func (h cursors) Len() int { return len(h) }
-func (h cursors) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(h[i].at, h[j].at), cmp.Compare(h[i].k, h[j].k)) < 0
-}
-func (h cursors) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *cursors) Push(v any)   { *h = append(*h, v.(*cursor)) }
-func (h *cursors) Pop() any {
-	o := *h
-	v := o[len(o)-1]
-	*h = o[:len(o)-1]
-	return v
+func (c *cursor) before(o *cursor) bool { return c.at < o.at || c.at == o.at && c.k < o.k }
+
+// fix puts the first, which may have moved, into its place.
+func (h cursors) fix() {
+	for i := 0; ; {
+		j := 2*i + 1
+		if j >= len(h) {
+			return
+		}
+		if j+1 < len(h) && h[j+1].before(h[j]) {
+			j++
+		}
+		if !h[j].before(h[i]) {
+			return
+		}
+		h[i], h[j] = h[j], h[i]
+		i = j
+	}
 }
 
 // mergedRows is how many rows of each trace are held at once while several are read as one.
@@ -168,17 +201,27 @@ func (t *Trace) merge(rows int, names []Column, columns []*column) iter.Seq2[*Ba
 				c.scan.close()
 			}
 		}()
-		heap.Init(&h)
+		slices.SortFunc(h, func(a, b *cursor) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.k, b.k)) }) // a heap, too
 		out := &Batch{vectors: map[Column]*vector{}}
+		var whole []*vector
 		for _, c := range asked {
-			out.vectors[c.name] = &vector{}
+			v := &vector{}
+			out.vectors[c.name], whole = v, append(whole, v)
+		}
+		var waiting []stretch // of batches that stand, not copied yet: column by column costs less than row by row
+		copied := func() {
+			for i, c := range asked {
+				whole[i].gather(c, waiting, i, len(t.traces))
+			}
+			waiting = waiting[:0]
 		}
 		flush := func() bool {
+			copied()
 			if out.Rows == 0 {
 				return true
 			}
 			more := yield(out, nil)
-			for _, v := range out.vectors {
+			for _, v := range whole {
 				v.reset()
 			}
 			out.Rows = 0
@@ -188,9 +231,7 @@ func (t *Trace) merge(rows int, names []Column, columns []*column) iter.Seq2[*Ba
 			c := h[0]
 			if c.batch != nil && c.next < c.batch.Rows {
 				n := c.run(h, rows-out.Rows)
-				for _, col := range asked {
-					out.vectors[col.name].copy(col, c.batch.vectors[col.name], c.next, c.next+n, c.k, len(t.traces))
-				}
+				waiting = append(waiting, stretch{c, c.next, c.next + n})
 				out.Rows += n
 				if c.next += n; c.next < c.batch.Rows {
 					c.at = c.batch.vectors[ColArrival].ints[c.next]
@@ -200,17 +241,18 @@ func (t *Trace) merge(rows int, names []Column, columns []*column) iter.Seq2[*Ba
 				}
 			}
 			if c.batch == nil || c.next == c.batch.Rows {
-				switch err := c.load(); {
+				copied()
+				switch err := c.load(asked); {
 				case err == io.EOF:
 					c.scan.close()
-					heap.Pop(&h)
-					continue
+					h[0] = h[len(h)-1]
+					h = h[:len(h)-1]
 				case err != nil:
 					yield(nil, fmt.Errorf("read trace %s: %s: %w", t.Name, c.scan.t.Name, err))
 					return
 				}
 			}
-			heap.Fix(&h, 0)
+			h.fix()
 		}
 		flush()
 	}
@@ -233,46 +275,68 @@ func (c *cursor) run(h cursors, limit int) int {
 	return n - c.next
 }
 
-// copy appends rows from up to to of another vector of the column; k and n make ids of the whole.
-func (v *vector) copy(c *column, o *vector, from, to, k, n int) {
-	known := 0
-	for _, ok := range o.valid[from:to] {
-		if ok {
-			known++
+// gather appends stretches of rows of the i-th column taken; n traces make ids of the whole.
+func (v *vector) gather(c *column, rows []stretch, i, n int) {
+	for _, s := range rows {
+		o := s.taken[i]
+		if v.valid = append(v.valid, o.valid[s.from:s.to]...); o.unknown == 0 {
+			continue
+		}
+		for _, known := range o.valid[s.from:s.to] {
+			if !known {
+				v.unknown++
+			}
 		}
 	}
-	v.unknown += to - from - known
-	v.valid = append(v.valid, o.valid[from:to]...)
 	switch {
 	case c.kind.list():
-		if len(v.offsets) == 0 {
-			v.offsets = append(v.offsets, 0)
-		}
-		first, last := o.offsets[from], o.offsets[to]
-		shift := v.offsets[len(v.offsets)-1] - first
-		for _, at := range o.offsets[from+1 : to+1] {
-			v.offsets = append(v.offsets, at+shift)
-		}
-		if c.kind == kindStringList {
-			v.strings = append(v.strings, o.strings[first:last]...)
-		} else {
-			v.ints = append(v.ints, o.ints[first:last]...)
+		for _, s := range rows {
+			v.appendLists(c, s.taken[i], s.from, s.to)
 		}
 	case c.kind == kindFloat:
-		v.floats = append(v.floats, o.floats[from:to]...)
+		for _, s := range rows {
+			v.floats = append(v.floats, s.taken[i].floats[s.from:s.to]...)
+		}
 	case c.kind == kindString:
-		v.strings = append(v.strings, o.strings[from:to]...)
+		for _, s := range rows {
+			v.strings = append(v.strings, s.taken[i].strings[s.from:s.to]...)
+		}
 	case c.kind == kindHash:
-		v.hashes = append(v.hashes, o.hashes[from:to]...)
+		for _, s := range rows {
+			v.hashes = append(v.hashes, s.taken[i].hashes[s.from:s.to]...)
+		}
 	case c.name == ColExchangeID || c.name == ColParentID:
-		for i, id := range o.ints[from:to] {
-			if o.valid[from+i] {
-				id = mergedID(id, k, n)
+		for _, s := range rows {
+			o := s.taken[i]
+			for at := s.from; at < s.to; at++ {
+				id := o.ints[at]
+				if o.valid[at] {
+					id = mergedID(id, s.k, n)
+				}
+				v.ints = append(v.ints, id)
 			}
-			v.ints = append(v.ints, id)
 		}
 	default:
-		v.ints = append(v.ints, o.ints[from:to]...)
+		for _, s := range rows {
+			v.ints = append(v.ints, s.taken[i].ints[s.from:s.to]...)
+		}
+	}
+}
+
+// appendLists appends rows from up to to of another vector of lists.
+func (v *vector) appendLists(c *column, o *vector, from, to int) {
+	if len(v.offsets) == 0 {
+		v.offsets = append(v.offsets, 0)
+	}
+	first, last := o.offsets[from], o.offsets[to]
+	shift := v.offsets[len(v.offsets)-1] - first
+	for _, at := range o.offsets[from+1 : to+1] {
+		v.offsets = append(v.offsets, at+shift)
+	}
+	if c.kind == kindStringList {
+		v.strings = append(v.strings, o.strings[first:last]...)
+	} else {
+		v.ints = append(v.ints, o.ints[first:last]...)
 	}
 }
 
