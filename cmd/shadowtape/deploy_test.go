@@ -75,6 +75,9 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
+// simDeployment is a deployment file of the simulator.
+const simDeployment = "process: [\"${self}\", sim, --listen, \"127.0.0.1:${port}\"]\ndialect: sim\n"
+
 // shortTrace is a trace of a few requests within a second or two.
 func shortTrace(t *testing.T) string {
 	t.Helper()

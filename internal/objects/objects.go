@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"net/url"
 	"os"
 	"path"
@@ -119,15 +120,15 @@ func (st *store) explain(err error) error {
 	if status, text, ok := strings.Cut(r.Code, " "); ok && len(status) == 3 { // the client's name for what no object storage says
 		return fmt.Errorf("%s answered %s %s (%s)", st.c.EndpointURL(), status, text, where)
 	}
-	switch r.Code {
-	case "NoSuchKey":
+	switch {
+	case r.Code == "NoSuchKey":
 		return fs.ErrNotExist
-	case "NoSuchBucket":
+	case r.Code == "NoSuchBucket":
 		return fmt.Errorf("there is no bucket %s at %s", st.bucket, st.c.EndpointURL())
-	case "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch":
-		return fmt.Errorf("%s (%s; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, a web identity or the machine's role)", strings.TrimSuffix(r.Message, "."), r.Code)
-	case "PreconditionFailed":
+	case r.Code == "PreconditionFailed":
 		return errors.New("it was replaced while it was read")
+	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized, r.Code == "AccessDenied", r.Code == "XAdminUserNotFound": // what storages call it differs
+		return fmt.Errorf("%s (%s; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, a web identity or the machine's role)", strings.TrimSuffix(r.Message, "."), r.Code)
 	}
 	if r.Message == "" {
 		return fmt.Errorf("the storage answered %d %s", r.StatusCode, r.Code)
