@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/replayer/client"
@@ -175,5 +176,70 @@ func TestHTTP2ClosedEarly(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// laggard is a connection whose reader comes late to what has arrived.
+type laggard struct {
+	net.Conn
+	lag time.Duration
+}
+
+func (c laggard) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	time.Sleep(c.lag)
+	return n, err
+}
+
+// What a server said before it closed the connection under a request that was still being written is read: its answer, or that it did, or
+// did not, look at the request.
+func TestHTTP2LastWords(t *testing.T) {
+	refusal := func(w *http2.Framer, id uint32) {
+		var b bytes.Buffer
+		hpack.NewEncoder(&b).WriteField(hpack.HeaderField{Name: ":status", Value: "413"})
+		w.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: b.Bytes(), EndHeaders: true, EndStream: true})
+	}
+	for _, c := range []struct {
+		name     string
+		words    func(w *http2.Framer, id uint32)
+		kind     string
+		attempts int32
+	}{
+		{"an answer", refusal, "http_413", 1},
+		{"that it looked", func(w *http2.Framer, id uint32) { w.WriteGoAway(id, http2.ErrCodeNo, nil) }, formats.ErrorReset, 1},
+		{"that it did not look", func(w *http2.Framer, id uint32) { w.WriteGoAway(0, http2.ErrCodeNo, nil) }, "", 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &pipes{lag: 5 * ms, handler: func(w http.ResponseWriter, r *http.Request) {
+					events(w)
+					tell(w, token, stop, usageEvent(7, 1), done)
+				}}
+				s.raw = func(conn net.Conn, n int) {
+					if n > 0 {
+						s.serve(conn)
+						return
+					}
+					r := reader(conn)
+					f, err := r.ReadFrame()
+					for ; err == nil && f.Header().Type != http2.FrameHeaders; f, err = r.ReadFrame() {
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					var out bytes.Buffer
+					w := http2.NewFramer(&out, nil)
+					w.WriteSettings()
+					w.WriteSettingsAck()
+					c.words(w, f.Header().StreamID)
+					conn.Write(out.Bytes()) // and the body is not read
+				}
+				_, rows := replayed2(t, t.Context(), s, at(0), Options{Cold: true}, client.Options{})
+				if x := rows[0]; x.ErrorKind != c.kind || x.Attempt.V != c.attempts {
+					t.Errorf("%q after %d attempts", x.ErrorKind, x.Attempt.V)
+				}
+			})
+		})
 	}
 }

@@ -33,6 +33,7 @@ type pipes struct {
 	streams uint32                  // at once on a connection; 0: no limit is said
 	slow    time.Duration           // before a window is opened again
 	tls     *tls.Config             // nil: HTTP/2 by prior knowledge
+	lag     time.Duration           // with which the client reads the first connection
 	mu      sync.Mutex
 	dials   int
 	wg      sync.WaitGroup
@@ -47,6 +48,9 @@ func (s *pipes) dial(ctx context.Context, network, address string) (net.Conn, er
 	n := s.dials
 	s.dials++
 	s.mu.Unlock()
+	if n == 0 && s.lag > 0 {
+		client = laggard{client, s.lag}
+	}
 	s.wg.Go(func() {
 		defer server.Close()
 		if s.raw != nil {

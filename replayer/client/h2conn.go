@@ -61,6 +61,7 @@ type conn2 struct {
 	looked  int64     // the last stream that its GOAWAY says it may have looked at; -1: it has said nothing of the kind
 	closing bool      // no new stream: GOAWAY, out of ids, unused, or broken
 	broken  error
+	unsent  error                       // why nothing more can be written
 	replies []func(*http2.Framer) error // frames that are no request's
 	gone    chan struct{}               // closed when the connection is broken
 	kick    chan struct{}               // there are replies
@@ -110,12 +111,16 @@ func newConn2(k *conn) *conn2 {
 	c.fw.WriteWindowUpdate(0, h2ConnWindow-h2FirstWindow)
 	c.target.c.readers.Go(c.run) // before the preface: a server may begin first
 	c.target.c.readers.Go(c.reply)
-	c.flush() // an error has ended the connection
+	c.flush() // an error shows in the reader
 	c.wmu.Unlock()
 	return c
 }
 
-// flush writes what stands in out; wmu is held. An error ends the connection.
+// lastWords is how long a connection that cannot be written to any more is read.
+const lastWords = time.Second
+
+// flush writes what stands in out; wmu is held. An error is the connection's end: it takes no new stream, and its reader ends it, once it
+// has read what the server had said before.
 func (c *conn2) flush() error {
 	c.SetWriteDeadline(time.Now().Add(c.target.c.o.Timeout)) // fails only on a closed connection, which the write sees
 	_, err := c.Conn.Write(c.out.Bytes())
@@ -123,7 +128,12 @@ func (c *conn2) flush() error {
 		c.out = bytes.Buffer{}
 	}
 	if err != nil {
-		c.stop(err)
+		c.mu.Lock()
+		if c.closing = true; c.unsent == nil {
+			c.unsent = err
+		}
+		c.mu.Unlock()
+		c.SetReadDeadline(time.Now().Add(lastWords)) // fails only on a closed connection, whose reader has ended it
 	}
 	return err
 }
@@ -163,7 +173,7 @@ func (c *conn2) reply() {
 			frame(c.fw) // into a buffer
 		}
 		if c.out.Len() > 0 {
-			c.flush() // an error has ended the connection
+			c.flush() // an error shows in the reader
 		}
 		c.wmu.Unlock()
 	}
@@ -309,6 +319,11 @@ func (c *conn2) run() {
 			err = c.frameOf(f)
 		}
 		if err != nil {
+			c.mu.Lock()
+			if c.unsent != nil {
+				err = c.unsent
+			}
+			c.mu.Unlock()
 			c.stop(err)
 			return
 		}

@@ -179,19 +179,14 @@ func (c *conn2) exchange(x *formats.Exchange, w *Wire, clk Clock, due int64, dea
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	at, rest, err := c.open(s, w)
-	if s.id != 0 {
+	hint, over := s.hint, false
+	if s.id == 0 {
+		s.over(err)
+	} else {
 		sent(int64(at.Sub(clk.start)))
 	}
-	hint := s.hint
-	over := err != nil
-	if over {
-		s.over(err)
-	}
-	for !over && len(rest) > 0 {
-		if rest, err = c.more(s, rest); err != nil {
-			s.over(err)
-		}
-		if len(rest) == 0 {
+	for !over && err == nil && len(rest) > 0 { // where it cannot be written on, an answer may be there all the same
+		if rest, err = c.more(s, rest); len(rest) == 0 || err != nil {
 			break
 		}
 		select {
@@ -202,7 +197,9 @@ func (c *conn2) exchange(x *formats.Exchange, w *Wire, clk Clock, due int64, dea
 			s.over(os.ErrDeadlineExceeded)
 		}
 	}
-	x.RequestEndNS = formats.Of(clk.Now() - due)
+	if s.id != 0 {
+		x.RequestEndNS = formats.Of(clk.Now() - due)
+	}
 	for !over {
 		select {
 		case <-s.done:
