@@ -22,7 +22,8 @@ const (
 	sumMagic   = "STcrc32c"
 	sumBlock   = 64 << 10
 	sumTrailer = len(sumMagic) + 12
-	sumKey     = "shadowtape.checksums" // Parquet key-value metadata: the file has them
+	sumKey     = "shadowtape.checksums" // Parquet key-value metadata: the file has them, if createdBy wrote it
+	createdBy  = "shadowtape"           // the program that the footer names
 )
 
 // sealer writes a file together with its checksums. Between hold and finish, what is written waits: the footer is among it.

@@ -9,6 +9,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/parquet-go/parquet-go"
 )
 
 // everything is all that a trace or run says when it is read.
@@ -175,6 +177,38 @@ func TestChecksumsAreNeeded(t *testing.T) {
 	}
 	if _, err := readEverything(where); err == nil || !strings.Contains(err.Error(), "damaged footer") {
 		t.Error(err)
+	}
+}
+
+// TestWrittenAnew: another program that reads a trace and writes its rows keeps the key-value metadata, and has no checksums of ours.
+func TestWrittenAnew(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "t.parquet")
+	writeAll(t, where, Header{}, SegmentOptions{}, []*Exchange{row(1), row(2)})
+	b, err := os.ReadFile(where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := parquet.OpenFile(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var anew bytes.Buffer
+	options := []parquet.WriterOption{f.Schema(), parquet.CreatedBy("parquet-cpp-arrow", "26.0.1", "")}
+	for _, kv := range f.Metadata().KeyValueMetadata {
+		options = append(options, parquet.KeyValueMetadata(kv.Key, kv.Value))
+	}
+	w := parquet.NewGenericWriter[any](&anew, options...)
+	if _, err := parquet.CopyRows(w, f.RowGroups()[0].Rows()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(where, anew.Bytes(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := readEverything(where); err != nil || len(all.rows) != 2 {
+		t.Errorf("%d rows, %v", len(all.rows), err)
 	}
 }
 

@@ -26,7 +26,7 @@ func WriteResults(path string, rows []ResultRow) error {
 	if err != nil {
 		return fmt.Errorf("write results: %w", err)
 	}
-	w := newSealed[ResultRow](f, parquet.Compression(&zstd.Codec{}))
+	w := newSealed[ResultRow](f, parquet.Compression(&zstd.Codec{}), parquet.CreatedBy(createdBy, "", ""))
 	_, err = w.Write(rows)
 	err = errors.Join(err, w.Close(), f.Sync(), f.Close())
 	if err == nil {

@@ -263,7 +263,7 @@ func (s *series[T]) write(rows []T) error {
 		if err := s.reserve(); err != nil {
 			return err
 		}
-		s.w = newSealed[T](s.object, parquet.Compression(pages), parquet.CreatedBy("shadowtape", s.version, ""))
+		s.w = newSealed[T](s.object, parquet.Compression(pages), parquet.CreatedBy(createdBy, s.version, ""))
 	}
 	if _, err := s.w.Write(rows); err != nil {
 		return err

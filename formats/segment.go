@@ -116,7 +116,7 @@ func (s *segment) start() {
 		}
 	}
 	s.w = newSealed[any](s.out, chosen, parquet.Compression(pages), parquet.PageBufferSize(pageBytes),
-		parquet.CreatedBy("shadowtape", s.version, ""), parquet.DataPageStatistics(false), parquet.DictionaryMaxBytes(1<<20))
+		parquet.CreatedBy(createdBy, s.version, ""), parquet.DataPageStatistics(false), parquet.DictionaryMaxBytes(1<<20))
 }
 
 func (s *segment) write(x *Exchange) error {

@@ -346,8 +346,8 @@ func openParquet(r ObjectReader) (f *parquet.File, sums *checked, err error) {
 	}
 	if sums != nil {
 		sums.file = f
-	} else if _, has := f.Lookup(sumKey); has {
-		return nil, nil, errFooter
+	} else if _, has := f.Lookup(sumKey); has && strings.HasPrefix(f.Metadata().CreatedBy, createdBy+" ") {
+		return nil, nil, errFooter // another program that writes a file anew keeps its key-value metadata
 	}
 	return f, sums, nil
 }
