@@ -179,9 +179,18 @@ func impossible(ns int64) error { return fmt.Errorf("%d is no time", ns) }
 // time reports whether a column holds times or durations in nanoseconds.
 func (c *column) time() bool { return c.unit == "ns" && c.kind == kindInt64 }
 
+// MostTokens is the most tokens that a request or its answer can be believed to have, whoever states it: ten times the longest context of
+// any model, for batches of prompts and several choices.
+const MostTokens = 100_000_000
+
 // Possible refuses an exchange with a time that no clock has shown: more than 140 years from 1970, the trace's start or the exchange's
-// arrival. Readers refuse such an arrival, and take such an offset as unknown.
+// arrival. Readers refuse such an arrival, and take such an offset as unknown. It refuses counts of tokens below 0 and beyond MostTokens.
 func (x *Exchange) Possible() error {
+	for _, c := range []Column{ColInputTokens, ColOutputTokens, ColReasoningTokens, ColCachedTokens} {
+		if v, ok := c.column().getInt(x); ok && (v < 0 || v > MostTokens) {
+			return fmt.Errorf("%s: no request has %d tokens", c, v)
+		}
+	}
 	for _, c := range timeColumns {
 		if v, ok := c.getInt(x); ok && (v < -farthest || v > farthest) {
 			return fmt.Errorf("%s: %w", c.name, impossible(v))

@@ -482,6 +482,9 @@ func (d *dialogue) finish(e *exchange, at int64, how closing, who int) {
 			d.e.stats.Notes["response_undecodable"]++
 		}
 		e.resp.End(end, whole)
+		if e.resp.Misstated() {
+			d.e.stats.Notes["usage_misstated"]++
+		}
 		if id := e.resp.ID(); id != "" && e.talk != nil {
 			d.e.o.talks.answer(d.e.hash.Sum("response", id), e.talk, x)
 		}

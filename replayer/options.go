@@ -3,6 +3,8 @@ package replayer
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -66,8 +68,10 @@ type Options struct {
 // Validate reports every setting that cannot work.
 func (o Options) Validate() error {
 	var errs []error
-	for name, v := range map[string]int64{"max in flight": int64(o.MaxInFlight), "late after": int64(o.LateAfter), "drain": int64(o.Drain), "users": int64(o.Users), "ramp": int64(o.Ramp), "think": int64(o.Think), "end": int64(o.End),
-		"builders": int64(o.Builders), "ahead": int64(o.Ahead), "ahead count": int64(o.AheadCount), "ahead bytes": o.AheadBytes, "row bytes": o.RowBytes} {
+	settings := map[string]int64{"max in flight": int64(o.MaxInFlight), "late after": int64(o.LateAfter), "drain": int64(o.Drain), "users": int64(o.Users), "ramp": int64(o.Ramp), "think": int64(o.Think), "end": int64(o.End),
+		"builders": int64(o.Builders), "ahead": int64(o.Ahead), "ahead count": int64(o.AheadCount), "ahead bytes": o.AheadBytes, "row bytes": o.RowBytes}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		v := settings[name]
 		if v < 0 {
 			errs = append(errs, fmt.Errorf("%s is negative", name))
 		}

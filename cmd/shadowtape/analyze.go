@@ -94,11 +94,14 @@ Exit 0 where every run is valid, 4 where one is not (--allow-invalid accepts it)
 					return err
 				}
 			}
-			for path, write := range map[string]func(io.Writer) error{o.md: doc.Markdown, o.openMetrics: doc.OpenMetrics} {
-				if path == "" {
+			for _, out := range []struct {
+				path  string
+				write func(io.Writer) error
+			}{{o.md, doc.Markdown}, {o.openMetrics, doc.OpenMetrics}} {
+				if out.path == "" {
 					continue
 				}
-				if err := writeNew(path, o.force, write); err != nil {
+				if err := writeNew(out.path, o.force, out.write); err != nil {
 					return err
 				}
 			}

@@ -80,7 +80,7 @@ nights and the deviation of A/A pairs. diff --baseline refuses runs of another w
 			if err := history.WriteBaseline(o.out, b); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(a.out, "baseline %s: %d runs of series %s, %d metrics\n", o.out, len(b.Runs), b.Series, len(b.Metrics()))
+			_, err = fmt.Fprintf(a.out, "baseline %s: %s of series %s, %s\n", o.out, countOf(len(b.Runs), "run"), b.Series, countOf(len(b.Metrics()), "metric"))
 			return err
 		},
 	}

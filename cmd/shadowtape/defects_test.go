@@ -36,3 +36,74 @@ func TestNamedTestsExist(t *testing.T) {
 		}
 	}
 }
+
+// An import that finds no request is no trace: a file of a header alone, or one of which no row can be read.
+func TestImportOfNothing(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct{ text, says string }{
+		"header": {"TIMESTAMP,ContextTokens,GeneratedTokens\n", "header.csv: it holds no request"},
+		"broken": {"TIMESTAMP,ContextTokens,GeneratedTokens\nx\ny\n", "broken.csv: it holds no request: of 2 rows 2 were left out (broken_row)"},
+		"huge":   {"TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-12 00:00:01+00:00,9223372036854775807,2\n", "huge.csv: it holds no request: of 1 rows 1 were left out (broken_row)"},
+	} {
+		csv, out := write(t, filepath.Join(dir, name+".csv"), c.text), filepath.Join(dir, name)
+		if code, _, errs := invoke("import", "azure-llm", csv, "-o", out); code != exitFailed || !strings.Contains(errs, c.says) {
+			t.Errorf("%s: exit %d, %s", name, code, errs)
+		}
+		if _, err := os.Stat(out); err == nil {
+			t.Errorf("%s: a trace was left", name)
+		}
+	}
+}
+
+// A history of which a line is damaged is checked as far as it can be read, and that is no pass.
+func TestDamagedHistory(t *testing.T) {
+	db, runs := t.TempDir(), launches(t, 2, 1)
+	must(t, "history", "add", runs[0], runs[1], "--db", db)
+	if code, out, errs := invoke("history", "check", "--db", db); code != exitGood {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	if _, out, _ := invoke("history", "list", "--db", db); !strings.Contains(out, " 1 night, ") || strings.Contains(out, "1 nights") {
+		t.Errorf("a night is not counted as one:\n%s", out)
+	}
+	files, err := filepath.Glob(filepath.Join(db, "*.jsonl"))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	b, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := string(b)
+	at := strings.Index(whole, `"levels":{`)
+	digit := at + strings.IndexAny(whole[at:], "123456789")
+	for _, damaged := range []string{whole[:digit] + string(whole[digit]^1) + whole[digit+1:], whole[:len(whole)-20]} {
+		if err := os.WriteFile(files[0], []byte(damaged), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		for _, verb := range [][]string{{"check"}, {"check", "--json"}} {
+			code, out, errs := invoke(append(append([]string{"history"}, verb...), "--db", db)...)
+			if code != exitFailed || !strings.Contains(errs, "1 line could not be read: this check is not of the whole history") || !strings.Contains(errs, filepath.Base(files[0])+" line ") || out == "" {
+				t.Errorf("exit %d\n%s%s", code, out, errs)
+			}
+		}
+	}
+}
+
+// --out is the place of the result in every verb that has -o.
+func TestOutEverywhere(t *testing.T) {
+	dir := t.TempDir()
+	trace, run := filepath.Join(dir, "trace"), filepath.Join(dir, "run")
+	must(t, "synth", "--preset", "short", "--rate", "2", "--requests", "7", "--out", trace)
+	must(t, "simulate", trace, "--out", run)
+	must(t, "export", "jsonl", run, "--out", filepath.Join(dir, "x.jsonl"))
+	must(t, "baseline", "save", run, "--out", filepath.Join(dir, "b.json"))
+	for _, verb := range verbs {
+		c := verb(&app{})
+		for _, c := range append(c.Commands(), c) {
+			alsoOut(c)
+			if f := c.Flags().ShorthandLookup("o"); f != nil && c.Flags().Lookup("out") != f {
+				t.Errorf("%s: --out is not -o", c.Name())
+			}
+		}
+	}
+}

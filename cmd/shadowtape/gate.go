@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -93,7 +94,7 @@ docs/GATE.md explains the test and says how often it is wrong. --aa runs the bas
 	f.StringVarP(&o.out, "output", "o", "", "directory of the experiment")
 	f.BoolVar(&o.json, "json", false, "print one JSON document (docs/CLI_JSON.md)")
 	f.StringVar(&o.notify, "notify", "", "POST the verdict here as JSON on a regression (Slack takes it)")
-	f.StringVar(&o.onRegression, "on-regression", "", "run this command on a regression, never on invalid or inconclusive; SHADOWTAPE_REPORT names its report.json, SHADOWTAPE_VERDICT is regressed")
+	f.StringVar(&o.onRegression, "on-regression", "", "run this command on a regression, never on invalid or inconclusive; SHADOWTAPE_REPORT names its report.json, SHADOWTAPE_VERDICT is regressed; it is ended after 5 minutes")
 	groupFlags(c,
 		flagGroup{"Experiment", []string{"base", "candidate", "aa", "trace", "tier", "budget", "pairs", "plan", "launch-time"}},
 		flagGroup{"Each launch", []string{"warm-up", "saturate", "rate-step", "speed", "duration", "max-requests", "seed", "set", "exclusive", "wait", "engine", "lock-dir"}},
@@ -341,11 +342,29 @@ func (a *app) alarm(o gateFlags, r experiment.Report, path string) error {
 		c := exec.Command("sh", "-c", o.onRegression)
 		c.Env = append(os.Environ(), "SHADOWTAPE_REPORT="+path, "SHADOWTAPE_VERDICT="+string(r.Verdict))
 		c.Stdout, c.Stderr = a.err, a.err
-		if err := c.Run(); err != nil {
+		if err := runWithin(onRegressionLimit, c); err != nil {
 			errs = append(errs, fmt.Errorf("run the command on a regression: %w", err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// onRegressionLimit is how long the command on a regression may take: the verdict waits for it. Tests have less patience.
+var onRegressionLimit = 5 * time.Minute
+
+// runWithin runs a command, and ends it and what it has started after a time.
+func runWithin(limit time.Duration, c *exec.Cmd) error {
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.WaitDelay = time.Second // for what it started and left behind, which may hold its output open
+	if err := c.Start(); err != nil {
+		return err
+	}
+	end := time.AfterFunc(limit, func() { syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }) // of a group that has ended there is nothing to end
+	err := c.Wait()
+	if !end.Stop() {
+		return fmt.Errorf("it did not end within %v and was ended", limit)
+	}
+	return err
 }
 
 // notify posts a verdict; text is what Slack shows.

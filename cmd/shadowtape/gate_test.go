@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shadowtape/shadowtape/internal/experiment"
 	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
@@ -122,6 +123,12 @@ func TestAlarm(t *testing.T) {
 	}
 	if !strings.Contains(got, `"text":"REGRESSED`) {
 		t.Errorf("posted %q", got)
+	}
+	defer func(d time.Duration) { onRegressionLimit = d }(onRegressionLimit)
+	onRegressionLimit = 10 * time.Millisecond
+	endless := &app{err: io.Discard} // its output is a pipe, which what the command starts holds open
+	if err := endless.alarm(gateFlags{onRegression: `sleep 3600 & echo $! >` + marker + `; wait`}, r, ""); err == nil || !strings.Contains(err.Error(), "did not end within 10ms and was ended") {
+		t.Errorf("a command without end: %v", err)
 	}
 	status = http.StatusForbidden
 	if err := a.alarm(gateFlags{notify: s.URL + "/secret"}, r, ""); err == nil || strings.Contains(err.Error(), "secret") {

@@ -106,7 +106,7 @@ func historyAdd(a *app, dir *string) *cobra.Command {
 					invalid++
 				}
 			}
-			_, err = fmt.Fprintf(a.out, "history %s: %d runs of %d series added, %d of them invalid, %d A/A pairs\n", *dir, len(runs), len(series), invalid, pairs)
+			_, err = fmt.Fprintf(a.out, "history %s: %s of %d series added, %d invalid, %s\n", *dir, countOf(len(runs), "run"), len(series), invalid, countOf(pairs, "A/A pair"))
 			return err
 		},
 	}
@@ -115,6 +115,17 @@ func historyAdd(a *app, dir *string) *cobra.Command {
 	f.BoolVar(&o.aa, "aa", false, "the runs are launches of one build: the first and the second are an A/A pair, and so on")
 	f.StringVar(&o.slo, "slo", "", "limits to keep the attainment of, such as ttft=500ms,tpot=50ms")
 	return c
+}
+
+// countOf is a number of things: 1 night, 2 nights. The plural is the singular with an s where it is not given.
+func countOf(n int, one string, many ...string) string {
+	switch {
+	case n == 1:
+		return "1 " + one
+	case len(many) > 0:
+		return fmt.Sprintf("%d %s", n, many[0])
+	}
+	return fmt.Sprintf("%d %ss", n, one)
 }
 
 func historyList(a *app, dir *string) *cobra.Command {
@@ -137,7 +148,7 @@ func historyList(a *app, dir *string) *cobra.Command {
 				return listCSV(a.out, db)
 			}
 			for _, s := range db.Series() {
-				if _, err := fmt.Fprintf(a.out, "series %s: %d runs, %d invalid; %s\n", s.ID, len(s.Runs), s.Invalid, describeKey(s.Key)); err != nil {
+				if _, err := fmt.Fprintf(a.out, "series %s: %s, %d invalid; %s\n", s.ID, countOf(len(s.Runs), "run"), s.Invalid, describeKey(s.Key)); err != nil {
 					return err
 				}
 				for _, m := range verdict.Defaults() {
@@ -149,7 +160,7 @@ func historyList(a *app, dir *string) *cobra.Command {
 						continue
 					}
 					p := s.Past(m, time.Time{}, 0)
-					line := fmt.Sprintf("  %-15s %3d nights, %3d A/A pairs", m.Name, len(nights), len(p.AA))
+					line := fmt.Sprintf("  %-15s %10s, %13s", m.Name, countOf(len(nights), "night"), countOf(len(p.AA), "A/A pair"))
 					if lo, mid, hi, ok := p.Bounds(); ok {
 						line += fmt.Sprintf(", now %s (one more night: %s to %s)", experiment.Level(m, mid), experiment.Level(m, lo), experiment.Level(m, hi))
 					} else {
@@ -301,7 +312,7 @@ func historyAnchor(a *app, dir *string) *cobra.Command {
 			if err := history.Append(*dir, history.Record{Kind: history.AnchorKind, At: time.Now().UTC(), Series: s.ID, Runs: ids, Reason: reason}); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(a.out, "anchor of series %s: %d runs of %d nights\n", s.ID, len(ids), len(days))
+			_, err = fmt.Fprintf(a.out, "anchor of series %s: %s of %s\n", s.ID, countOf(len(ids), "run"), countOf(len(days), "night"))
 			return err
 		},
 	}
@@ -339,7 +350,7 @@ func historyCheck(a *app, dir *string) *cobra.Command {
 				}
 				err = printJSON(a.out, map[string]any{"schema": 1, "open": open, "alerts": alerts})
 			} else {
-				_, err = fmt.Fprintf(a.out, "%d open of %d changes and drifts\n", open, len(alerts))
+				_, err = fmt.Fprintf(a.out, "%d open of %s\n", open, countOf(len(alerts), "change or drift", "changes and drifts"))
 				for _, al := range alerts {
 					state := "closed"
 					if al.Open() {
@@ -354,6 +365,9 @@ func historyCheck(a *app, dir *string) *cobra.Command {
 			}
 			if err == nil && open > 0 {
 				return exitWith(exitWorse, nil, "")
+			}
+			if err == nil && len(db.Warnings) > 0 { // what is left out may be the change
+				return withHint(fmt.Errorf("history check: %s could not be read: this check is not of the whole history", countOf(len(db.Warnings), "line")), "take the files from Git or a copy, or delete the lines")
 			}
 			return err
 		},

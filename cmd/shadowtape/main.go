@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/objects"
@@ -116,7 +117,12 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 	root.SetHelpFunc(help)
 	root.SetUsageFunc(func(c *cobra.Command) error { return writeUsage(c, nil) })
 	for _, v := range verbs {
-		root.AddCommand(v(a))
+		c := v(a)
+		root.AddCommand(c)
+		alsoOut(c)
+		for _, below := range c.Commands() {
+			alsoOut(below)
+		}
 	}
 	root.PersistentPreRun = a.leftovers
 	root.SetHelpCommand(helpCommand(root))
@@ -129,6 +135,20 @@ func run(ctx context.Context, args []string, in io.Reader, out, errw io.Writer) 
 		err = exitWith(exitInterrupted, err, "")
 	}
 	return a.report(err)
+}
+
+// alsoOut lets --out stand for the flag of -o wherever that is called --output: in synth and sweep --output is the output tokens, and --out the
+// place.
+func alsoOut(c *cobra.Command) {
+	if f := c.Flags().ShorthandLookup("o"); f == nil || f.Name != "output" {
+		return
+	}
+	c.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "out" {
+			name = "output"
+		}
+		return pflag.NormalizedName(name)
+	})
 }
 
 // helpCommand is cobra's, but for an unknown verb, which is a mistake as everywhere.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -201,6 +202,13 @@ func importAll(ctx context.Context, f Format, sources []Source, s *sorter, r *Re
 		if err != nil {
 			return fmt.Errorf("import: %w", err)
 		}
+	}
+	if r.Kept == 0 {
+		left := ""
+		if r.Dropped > 0 {
+			left = fmt.Sprintf(": of %d rows %d were left out (%s)", r.Read, r.Dropped, strings.Join(slices.Sorted(maps.Keys(r.Reasons)), ", "))
+		}
+		return fmt.Errorf("import %s: it holds no request%s", strings.Join(names, ", "), left)
 	}
 	h := s.header()
 	if len(sources) > 1 {

@@ -258,3 +258,23 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestErrorsInOneOrder: what is wrong with a file is said in the same words in the same order, however often it is read.
+func TestErrorsInOneOrder(t *testing.T) {
+	text := "process: [\"\"]\ndialect: vllm\nentrypoint: [\"\"]\ncommand: [b]\nvolumes: [\"/a:/b\"]\nshm: 1g\nipc: host\nulimits: {core: \"1\"}\npull: never\nhealth: {timeout: 0s, interval: 0s}\nprobes: {a: [], b: [], c: []}\n"
+	cluster := "kubernetes: {service: s}\ndialect: vllm\nentrypoint: [a]\ncommand: [b]\nipc: host\nenv: {A: b}\nprobes: {a: [x]}\ngpus: {count: 1}\ndir: d\nport: 5\n"
+	for _, text := range []string{text, cluster} {
+		first := ""
+		for range 50 {
+			_, err := Parse([]byte(text), nil)
+			if err == nil || strings.Count(err.Error(), "\n") < 5 {
+				t.Fatalf("%v", err)
+			}
+			if first == "" {
+				first = err.Error()
+			} else if err.Error() != first {
+				t.Fatalf("%s\n--- and before\n%s", err, first)
+			}
+		}
+	}
+}

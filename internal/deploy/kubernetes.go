@@ -33,11 +33,8 @@ func (f *File) validateKubernetes() []error {
 	if k.Service == "" {
 		errs = append(errs, errors.New("kubernetes.service is missing: which Service is measured?"))
 	}
-	for what, given := range map[string]bool{"entrypoint": len(f.Entrypoint) > 0, "command": len(f.Command) > 0, "volumes": len(f.Volumes) > 0, "shm": f.Shm > 0, "ipc": f.IPC != "",
-		"ulimits": len(f.Ulimits) > 0, "pull": f.Pull != "", "env": len(f.Env) > 0, "gpus": !f.GPUs.None(), "probes": len(f.Probes) > 0, "dir": f.Dir != "", "port": f.Port != 0} {
-		if given {
-			errs = append(errs, fmt.Errorf("%s is said in the manifest, not beside kubernetes", what))
-		}
+	for _, what := range append(f.imageOnly(), given(map[string]bool{"env": len(f.Env) > 0, "gpus": !f.GPUs.None(), "probes": len(f.Probes) > 0, "dir": f.Dir != "", "port": f.Port != 0})...) {
+		errs = append(errs, fmt.Errorf("%s is said in the manifest, not beside kubernetes", what))
 	}
 	return errs
 }

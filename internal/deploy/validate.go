@@ -51,11 +51,8 @@ func (f *File) Validate() error {
 		bad("dialect %q is not one of %s", f.Dialect, strings.Join(Dialects(), ", "))
 	}
 	if len(f.Process) > 0 {
-		for what, given := range map[string]bool{"entrypoint": len(f.Entrypoint) > 0, "command": len(f.Command) > 0, "volumes": len(f.Volumes) > 0,
-			"shm": f.Shm > 0, "ipc": f.IPC != "", "ulimits": len(f.Ulimits) > 0, "pull": f.Pull != ""} {
-			if given {
-				bad("%s belongs to an image; a process has its own words only", what)
-			}
+		for _, what := range f.imageOnly() {
+			bad("%s belongs to an image; a process has its own words only", what)
 		}
 		if f.Port == 0 && !mentions(f, "${port}") {
 			bad("process has neither a port nor a ${port} among its words: where does it listen?")
@@ -73,10 +70,8 @@ func (f *File) Validate() error {
 	if f.Port < 0 || f.Port > 65535 {
 		bad("port %d is not a TCP port", f.Port)
 	}
-	for what, words := range map[string][]string{"process": f.Process, "entrypoint": f.Entrypoint} {
-		if len(words) > 0 && words[0] == "" {
-			bad("the first word of %s, the program, is empty", what)
-		}
+	for _, what := range given(map[string]bool{"process": len(f.Process) > 0 && f.Process[0] == "", "entrypoint": len(f.Entrypoint) > 0 && f.Entrypoint[0] == ""}) {
+		bad("the first word of %s, the program, is empty", what)
 	}
 	for _, words := range [][]string{f.Process, f.Entrypoint, f.Command} {
 		for _, w := range words {
@@ -114,10 +109,8 @@ func (f *File) Validate() error {
 	} else if _, err := url.Parse("http://x" + p); err != nil {
 		bad("health.path %q is no path of a URL", p)
 	}
-	for name, d := range map[string]*Duration{"health.timeout": f.Health.Timeout, "health.interval": f.Health.Interval} {
-		if d.Or(1) == 0 {
-			bad("%s is 0s: give it more, or leave it out for the default", name)
-		}
+	for _, name := range given(map[string]bool{"health.timeout": f.Health.Timeout.Or(1) == 0, "health.interval": f.Health.Interval.Or(1) == 0}) {
+		bad("%s is 0s: give it more, or leave it out for the default", name)
 	}
 	if w := f.WarmUp; w.Duration != nil && w.Timeout != nil && *w.Duration > *w.Timeout {
 		bad("warm_up.duration %s is longer than warm_up.timeout %s: it would never be warm", time.Duration(*w.Duration), time.Duration(*w.Timeout))
@@ -125,7 +118,8 @@ func (f *File) Validate() error {
 	if n := f.WarmUp.Requests; n != nil && *n < 0 {
 		bad("warm_up.requests %d is negative", *n)
 	}
-	for name, words := range f.Probes {
+	for _, name := range sortedKeys(f.Probes) {
+		words := f.Probes[name]
 		if len(words) == 0 || words[0] == "" {
 			bad("probe %q has no command", name)
 		}
@@ -142,6 +136,17 @@ func (f *File) Validate() error {
 		bad("model_files.weights without model_files.path")
 	}
 	return errors.Join(errs...)
+}
+
+// imageOnly names what is given of the keys that only an image has.
+func (f *File) imageOnly() []string {
+	return given(map[string]bool{"entrypoint": len(f.Entrypoint) > 0, "command": len(f.Command) > 0, "volumes": len(f.Volumes) > 0, "shm": f.Shm > 0, "ipc": f.IPC != "",
+		"ulimits": len(f.Ulimits) > 0, "pull": f.Pull != ""})
+}
+
+// given are the names that are, sorted: errors come in one order.
+func given(names map[string]bool) []string {
+	return slices.DeleteFunc(sortedKeys(names), func(name string) bool { return !names[name] })
 }
 
 func (f *File) validateEnv() []error {

@@ -2,6 +2,7 @@
 package objects
 
 import (
+	"bytes"
 	"context"
 	"encoding/xml"
 	"errors"
@@ -61,9 +62,15 @@ func (s *Storage) connect() (*minio.Client, error) {
 			}
 			host, secure = u.Host, u.Scheme == "https"
 		}
+		transport, err := minio.DefaultTransport(secure)
+		if err != nil {
+			s.err = err
+			return
+		}
 		s.client, s.err = minio.New(host, &minio.Options{
-			Creds:  credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{}}),
-			Secure: secure, Region: s.config.Region, MaxRetries: tries,
+			Transport: answers{transport},
+			Creds:     credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{}}),
+			Secure:    secure, Region: s.config.Region, MaxRetries: tries,
 		})
 		if s.client != nil {
 			s.client.SetAppInfo("shadowtape", "1")
@@ -71,6 +78,44 @@ func (s *Storage) connect() (*minio.Client, error) {
 	})
 	return s.client, s.err
 }
+
+// errNoStorage is the error of an answer that no object storage gives.
+var errNoStorage = errors.New("no answer of an object storage")
+
+// answers is a transport that takes a listing for one only where it says so: the client takes every document for one, so that a web page is
+// an empty prefix.
+type answers struct{ http.RoundTripper }
+
+func (t answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	a, err := t.RoundTripper.RoundTrip(r)
+	if err != nil || a.StatusCode != http.StatusOK || r.Method != http.MethodGet || !r.URL.Query().Has("list-type") {
+		return a, err
+	}
+	var read bytes.Buffer
+	d := xml.NewDecoder(io.TeeReader(a.Body, &read))
+	for {
+		token, err := d.Token()
+		begin, begins := token.(xml.StartElement)
+		if err == nil && !begins {
+			continue
+		}
+		rest := io.Reader(a.Body)
+		if begins && begin.Name.Local != "ListBucketResult" {
+			rest = failing{errNoStorage}
+			read.Reset()
+		}
+		a.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(&read, rest), a.Body}
+		return a, nil
+	}
+}
+
+// failing is a reader of an error.
+type failing struct{ error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.error }
 
 // Store is the store of a name such as s3://bucket/prefix. It is made without asking the service.
 func (s *Storage) Store(where string) (formats.Store, error) {
@@ -110,7 +155,7 @@ func (st *store) explain(err error) error {
 		var syntax *xml.SyntaxError
 		var element xml.UnmarshalError
 		switch {
-		case errors.As(err, &syntax), errors.As(err, &element):
+		case errors.As(err, &syntax), errors.As(err, &element), errors.Is(err, errNoStorage):
 			return fmt.Errorf("%s does not answer as object storage does (%s)", st.c.EndpointURL(), where)
 		case errors.As(err, &u) && !errors.Is(err, context.Canceled):
 			return fmt.Errorf("no answer from %s: %w (%s)", st.c.EndpointURL(), u.Err, where)
@@ -193,7 +238,10 @@ func (st *store) Commit(obj formats.Object) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(st.s.ctx), patience+time.Duration(size/slowest)*time.Second)
 	defer cancel()
-	_, err = st.c.PutObject(ctx, st.bucket, st.key(o.name), o.File, size, minio.PutObjectOptions{PartSize: st.s.part, ContentType: "application/octet-stream"})
+	info, err := st.c.PutObject(ctx, st.bucket, st.key(o.name), o.File, size, minio.PutObjectOptions{PartSize: st.s.part, ContentType: "application/octet-stream"})
+	if err == nil && info.ETag == "" { // whatever answered, it keeps no objects
+		err = errNoStorage
+	}
 	return errors.Join(st.explain(err), o.Discard())
 }
 

@@ -318,6 +318,7 @@ func TestWrongEndpoint(t *testing.T) {
 		nobody: "connection refused (AWS_ENDPOINT_URL_S3",
 		page(405, "<html>\n<p>not here</p>\n</html>"): "answered 405",
 		page(200, "<html><p>hello</html>"):            "as object storage does",
+		page(200, "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body><p>hello</p></body></html>"): "as object storage does",
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		st, err := New(ctx, Config{Endpoint: endpoint, Region: "us-east-1", Temp: t.TempDir()}).Store("s3://traces/a")
@@ -329,5 +330,33 @@ func TestWrongEndpoint(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 		cancel()
+	}
+}
+
+// TestWebPageKeepsNothing: whatever answers every request with a page and a 200, as a portal does, is no storage: nothing is taken for kept.
+func TestWebPageKeepsNothing(t *testing.T) {
+	portal := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "<html><body><p>Sign in</p></body></html>")
+	}))
+	defer portal.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "test")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "testtest")
+	st, err := New(t.Context(), Config{Endpoint: portal.URL, Region: "us-east-1", Temp: t.TempDir()}).Store("s3://traces/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if es, err := st.List(""); err == nil || !strings.Contains(err.Error(), "as object storage does") {
+		t.Errorf("%v, %v", es, err)
+	}
+	if names, err := st.Below(); err == nil {
+		t.Errorf("%v", names)
+	}
+	o, err := st.Create("x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(o, "precious")
+	if err := st.Commit(o); err == nil || !strings.Contains(err.Error(), "as object storage does") {
+		t.Errorf("it was taken for kept: %v", err)
 	}
 }

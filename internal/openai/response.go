@@ -29,6 +29,7 @@ type Response struct {
 	streamed  bool // the body is a stream of events: event stream or NDJSON
 	several   bool // more than one choice
 	contUsage triState
+	misstated bool
 	use       usage
 	lastAt    int64 // of the last token event
 	lastWrite int
@@ -361,8 +362,15 @@ func (r *Response) scalar(f field, kind byte, text []byte, size int) {
 }
 
 func (r *Response) usageField(f field, kind byte, text []byte) {
+	if kind != '0' {
+		return
+	}
+	if n, _ := strconv.ParseFloat(string(text), 64); n > formats.MostTokens {
+		r.misstated = true // the next source is asked
+		return
+	}
 	n, ok := integer(text)
-	if !ok || kind != '0' {
+	if !ok {
 		return
 	}
 	v, u := formats.Of(n), &r.ev.use
@@ -422,6 +430,9 @@ func responseStatus(f field, text []byte, was string) string {
 	}
 	return was
 }
+
+// Misstated reports whether the server stated a count of tokens beyond formats.MostTokens, which was not taken.
+func (r *Response) Misstated() bool { return r.misstated }
 
 func integer(text []byte) (int64, bool) {
 	n, err := strconv.ParseInt(string(text), 10, 64)

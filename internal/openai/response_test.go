@@ -48,6 +48,24 @@ func TestStreamTimesAndUsage(t *testing.T) {
 	}
 }
 
+// TestMisstatedUsage: a count that no request has is not taken, is told, and the next source speaks; the largest that one can have is.
+func TestMisstatedUsage(t *testing.T) {
+	for _, stated := range []string{"100000001", "9223372036854775807", "9223372036854775808", "1e15"} {
+		r := NewResponse(&formats.Exchange{Endpoint: formats.EndpointChat}, 200, sse)
+		r.Write([]byte(`data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop","token_ids":[5,6]}],"usage":{"prompt_tokens":`+stated+`,"completion_tokens":`+stated+`,"total_tokens":`+stated+`,"prompt_tokens_details":{"cached_tokens":`+stated+`}}}`+"\n\ndata: [DONE]\n\n"), 1, 0)
+		r.End(2, true)
+		x := r.x
+		if x.InputTokens.Valid || x.CachedTokens.Valid || x.OutputTokensSource == formats.TokensUsage || x.OutputTokens.V > 2 || x.ErrorKind != "" || !r.Misstated() {
+			t.Errorf("%s: misstated %v, %+v", stated, r.Misstated(), x)
+		}
+	}
+	r := NewResponse(&formats.Exchange{Endpoint: formats.EndpointChat}, 200, "application/json")
+	r.Write([]byte(`{"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}],"usage":{"prompt_tokens":100000000,"completion_tokens":1}}`), 1, 0)
+	if r.End(2, true); r.x.InputTokens.V != formats.MostTokens || r.Misstated() {
+		t.Errorf("%+v", r.x)
+	}
+}
+
 // TestSplitAnywhere cuts one stream at every pair of byte positions: nothing but the times may depend on where reads end.
 func TestSplitAnywhere(t *testing.T) {
 	for _, sep := range []string{"\n", "\r\n", "\r"} {

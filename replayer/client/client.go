@@ -5,12 +5,16 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"github.com/shadowtape/shadowtape/internal/openai"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -47,7 +51,9 @@ func (o Options) Validate() error {
 			errs = append(errs, err)
 		}
 	}
-	for name, d := range map[string]time.Duration{"timeout": o.Timeout, "connect timeout": o.ConnectTimeout, "idle timeout": o.IdleTimeout} {
+	settings := map[string]time.Duration{"timeout": o.Timeout, "connect timeout": o.ConnectTimeout, "idle timeout": o.IdleTimeout}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		d := settings[name]
 		if d < 0 {
 			errs = append(errs, fmt.Errorf("a %s of %v is negative", name, d))
 		}
@@ -119,6 +125,18 @@ type Client struct {
 	cut    bool                // the run is over: what is in flight ends now
 
 	readers sync.WaitGroup // of HTTP/2 connections
+
+	misstated atomic.Int64
+}
+
+// Misstated is how many answers so far stated more tokens than a request can have (formats.MostTokens): their counts were not taken.
+func (c *Client) Misstated() int64 { return c.misstated.Load() }
+
+// note counts what an answer that has ended says of itself.
+func (c *Client) note(r *openai.Response) {
+	if r.Misstated() {
+		c.misstated.Add(1)
+	}
 }
 
 // cutter is something that an exchange runs on and that can be ended now.

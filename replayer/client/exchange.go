@@ -255,6 +255,7 @@ func (k *conn) answer(x *formats.Exchange, clk Clock, due int64, werr error, ret
 		end = k.heard
 	}
 	r.End(end-due, b.done)
+	k.target.c.note(r)
 	verdict(x, &h, err, k.heard-due, clk.Now()-due)
 	if err == nil && b.done && h.keepAlive && !k.spent && k.r == k.w {
 		k.target.put(k, h)

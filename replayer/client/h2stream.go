@@ -272,6 +272,7 @@ func (s *stream) settle(w *Wire, retry, kept bool) (again bool) {
 	}
 	x.ResponseBytes = formats.Of(s.total)
 	s.response.End(s.last-s.due, s.whole)
+	s.c.target.c.note(s.response)
 	verdict(x, &s.head, err, s.last-s.due, s.clk.Now()-s.due)
 	return false
 }

@@ -7,7 +7,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -82,8 +84,10 @@ func (o Options) Validate() error {
 		errs = append(errs, errors.New("no run directory is given"))
 	}
 	errs = append(errs, o.Selection.Validate())
-	for name, v := range map[string]int64{"users": int64(o.Users), "ramp": int64(o.Ramp), "think": int64(o.Think), "warm-up": o.Warmup, "warm-up time": int64(o.WarmupTime),
-		"cooldown": int64(o.Cooldown), "saturation": int64(o.Saturate)} {
+	settings := map[string]int64{"users": int64(o.Users), "ramp": int64(o.Ramp), "think": int64(o.Think), "warm-up": o.Warmup, "warm-up time": int64(o.WarmupTime),
+		"cooldown": int64(o.Cooldown), "saturation": int64(o.Saturate)}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		v := settings[name]
 		if v < 0 {
 			errs = append(errs, fmt.Errorf("%s is negative", name))
 		}

@@ -106,6 +106,9 @@ func (j *Job) finish(m *formats.Manifest, s replayer.Stats, ws promtext.WatchSta
 	if q := &s.Quality; 20*q.Coalesced > q.Events && j.o.Client.HTTP == "2" && slices.ContainsFunc(j.client.Targets(), func(t *client.Target) bool { return t.Protocol() == "HTTP/2" }) {
 		warn("answers shared connections over HTTP/2, so what came in one read cannot be timed apart: --http auto gives each its own")
 	}
+	if n := j.client.Misstated(); n > 0 {
+		warn("%d answers stated more than %d tokens: their usage was not taken", n, formats.MostTokens)
+	}
 	if ws.Scrapes > 0 && ws.Failed == ws.Scrapes {
 		warn("the server offers no metrics: %s", ws.LastError)
 	} else if ws.Failed > 0 {

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -190,7 +191,9 @@ func (s Selection) Validate() error {
 	if s.Thin < 0 || s.Thin > 1 || math.IsNaN(s.Thin) {
 		bad("thinning to %v: it is a share between 0 and 1", s.Thin)
 	}
-	for name, v := range map[string]float64{"speed": s.Speed, "rate": s.Rate} {
+	settings := map[string]float64{"speed": s.Speed, "rate": s.Rate}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		v := settings[name]
 		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 			bad("a %s of %v", name, v)
 		}
@@ -201,7 +204,9 @@ func (s Selection) Validate() error {
 	if s.Speed > 0 && s.Speed != 1 && s.Rate > 0 {
 		bad("speed and rate are two ways to say one thing")
 	}
-	for name, d := range map[string]time.Duration{"window start": s.From, "window end": s.To, "preroll": s.Preroll, "spread": s.Spread, "duration": s.Duration} {
+	times := map[string]time.Duration{"window start": s.From, "window end": s.To, "preroll": s.Preroll, "spread": s.Spread, "duration": s.Duration}
+	for _, name := range slices.Sorted(maps.Keys(times)) {
+		d := times[name]
 		if d < 0 {
 			bad("a %s of %v is negative", name, d)
 		}

@@ -127,6 +127,7 @@ var namespaceless = []string{"Namespace", "Node", "PersistentVolume", "ClusterRo
 func Read(manifest []byte, namespace, launch string) ([]*Object, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(manifest))
 	var list []*Object
+	documents := 0
 	for {
 		var doc yaml.Node
 		err := dec.Decode(&doc)
@@ -144,34 +145,83 @@ func Read(manifest []byte, namespace, launch string) ([]*Object, error) {
 		if len(fields) == 0 {
 			continue
 		}
-		o := &Object{fields: fields, Namespace: namespace}
-		o.Kind, _ = fields["kind"].(string)
-		o.group, _ = fields["apiVersion"].(string)
-		meta := child(fields, "metadata")
-		o.Name, _ = meta["name"].(string)
-		if ns, ok := meta["namespace"].(string); ok && ns != "" && ns != namespace {
-			return nil, fmt.Errorf("read manifest: %s is in namespace %s, the candidate in %s: kubernetes.namespace names both", o, ns, namespace)
+		documents++
+		objects, err := listed(fields)
+		if err != nil {
+			return nil, fmt.Errorf("read manifest: document %d: %w", documents, err)
 		}
-		if o.Kind == "" || o.group == "" || o.Name == "" {
-			return nil, fmt.Errorf("read manifest: document %d lacks kind, apiVersion or metadata.name", len(list)+1)
-		}
-		for _, k := range namespaceless {
-			if o.Kind == k {
-				return nil, fmt.Errorf("read manifest: %s is a cluster's own object, and would be deleted with the candidate", o)
+		for _, fields := range objects {
+			o, err := object(fields, namespace, launch)
+			if err != nil {
+				return nil, fmt.Errorf("read manifest: document %d: %w", documents, err)
 			}
+			list = append(list, o)
 		}
-		child(meta, "labels")[Label] = launch
-		if spec, ok := fields["spec"].(map[string]any); ok {
-			if t, ok := spec["template"].(map[string]any); ok {
-				child(child(t, "metadata"), "labels")[Label] = launch
-			}
-		}
-		list = append(list, o)
 	}
 	if len(list) == 0 {
 		return nil, errors.New("read manifest: it holds no object")
 	}
 	return list, nil
+}
+
+// listed are the objects of a document: itself, or the items of a List, as kubectl takes them.
+func listed(fields map[string]any) ([]map[string]any, error) {
+	kind, _ := fields["kind"].(string)
+	of, is := strings.CutSuffix(kind, "List")
+	items, list := fields["items"].([]any)
+	switch {
+	case !is || of != "" && !list: // an object of a kind whose name ends so
+		return []map[string]any{fields}, nil
+	case !list && fields["items"] != nil:
+		return nil, fmt.Errorf("the items of its %s are no list", kind)
+	}
+	var all []map[string]any
+	for i, item := range items {
+		one, ok := item.(map[string]any)
+		if !ok {
+			return nil, fmt.Errorf("item %d of its %s is no object", i+1, kind)
+		}
+		if of != "" { // the items of a list of one kind may leave it out
+			for name, v := range map[string]any{"kind": of, "apiVersion": fields["apiVersion"]} {
+				if one[name] == nil {
+					one[name] = v
+				}
+			}
+		}
+		more, err := listed(one)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, more...)
+	}
+	return all, nil
+}
+
+// object makes one object of a manifest the launch's own.
+func object(fields map[string]any, namespace, launch string) (*Object, error) {
+	o := &Object{fields: fields, Namespace: namespace}
+	o.Kind, _ = fields["kind"].(string)
+	o.group, _ = fields["apiVersion"].(string)
+	meta := child(fields, "metadata")
+	o.Name, _ = meta["name"].(string)
+	if ns, ok := meta["namespace"].(string); ok && ns != "" && ns != namespace {
+		return nil, fmt.Errorf("%s is in namespace %s, the candidate in %s: kubernetes.namespace names both", o, ns, namespace)
+	}
+	if o.Kind == "" || o.group == "" || o.Name == "" {
+		return nil, errors.New("it lacks kind, apiVersion or metadata.name")
+	}
+	for _, k := range namespaceless {
+		if o.Kind == k {
+			return nil, fmt.Errorf("%s is a cluster's own object, and would be deleted with the candidate", o)
+		}
+	}
+	child(meta, "labels")[Label] = launch
+	if spec, ok := fields["spec"].(map[string]any); ok {
+		if t, ok := spec["template"].(map[string]any); ok {
+			child(child(t, "metadata"), "labels")[Label] = launch
+		}
+	}
+	return o, nil
 }
 
 // datesAreText leaves what looks like a date as it is written, as kubectl does: JSON has no dates.

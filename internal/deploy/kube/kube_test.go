@@ -23,6 +23,25 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// TestReadLists: a List stands for its items, as kubectl takes it, also within another, and a list of one kind for items that do not name it.
+func TestReadLists(t *testing.T) {
+	list, err := Read([]byte("apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: a}}\n- apiVersion: v1\n  kind: List\n  items: [{apiVersion: v1, kind: ConfigMap, metadata: {name: b}}]\n"+
+		"---\napiVersion: apps/v1\nkind: DeploymentList\nitems: [{metadata: {name: c}, spec: {template: {}}}]\n---\n{apiVersion: v1, kind: List}\n---\n{apiVersion: x/v1, kind: WaitingList, metadata: {name: d}}\n"), "bench", "id1")
+	var got []string
+	for _, o := range list {
+		got = append(got, o.group+" "+o.String())
+		if o.fields["metadata"].(map[string]any)["labels"].(map[string]any)[Label] != "id1" || o.fields["kind"] != o.Kind {
+			t.Errorf("%v", o.fields)
+		}
+	}
+	if want := "v1 service/a|v1 configmap/b|apps/v1 deployment/c|x/v1 waitinglist/d"; err != nil || strings.Join(got, "|") != want {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := Read([]byte("{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Service, metadata: {name: a}}, x]}"), "bench", "id1"); err == nil || !strings.Contains(err.Error(), "document 1: item 2 of its List is no object") {
+		t.Error(err)
+	}
+}
+
 // A credential plugin's token ends, or is refused, in the middle of a run: it is asked again.
 func TestTokenEnds(t *testing.T) {
 	good := "token-1"
