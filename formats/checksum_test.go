@@ -95,7 +95,7 @@ func TestEveryByteCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 		unseen := 0
-		step := 1 + len(whole)/2000
+		step := 1 + len(whole)/400
 		for i := 0; i < len(whole); i += step {
 			b := bytes.Clone(whole)
 			b[i] ^= 1 << (i % 8)
