@@ -66,6 +66,30 @@ func TestMisstatedUsage(t *testing.T) {
 	}
 }
 
+// An event may bring several tokens: where nobody says how many, how many there were is not known, and is not the number of events.
+func TestEventsAreNoTokens(t *testing.T) {
+	events := []string{chunk(`{"content":"a b c"}`, "null"), chunk(`{"content":"d"}`, "null"), chunk(`{"content":"e f g"}`, "stop")}
+	usage := `data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":7}}` + "\n\n"
+	ids := func(list string) string {
+		return `data: {"choices":[{"index":0,"text":"x","token_ids":` + list + `,"finish_reason":null}]}` + "\n\n"
+	}
+	for _, c := range []struct {
+		name   string
+		pieces []string
+		want   formats.Null[int64]
+		tokens string
+	}{
+		{"usage", append(events[:3:3], usage), formats.Of(int64(7)), "[]"},
+		{"nobody says", events, formats.Null[int64]{}, "[]"},
+		{"token ids", []string{ids("[1,2,3]"), ids("[4]"), ids("[5,6,7]")}, formats.Of(int64(7)), "[3 1 3]"},
+	} {
+		x := play(&formats.Exchange{Endpoint: formats.EndpointChat}, 200, sse, append(c.pieces[:len(c.pieces):len(c.pieces)], "data: [DONE]\n\n")...)
+		if got := fmt.Sprint(x.EventTokens); x.OutputTokens != c.want || len(x.EventGapUS) != 3 || got != c.tokens {
+			t.Errorf("%s: %+v tokens in %d events, %s", c.name, x.OutputTokens, len(x.EventGapUS), got)
+		}
+	}
+}
+
 // TestSplitAnywhere cuts one stream at every pair of byte positions: nothing but the times may depend on where reads end.
 func TestSplitAnywhere(t *testing.T) {
 	for _, sep := range []string{"\n", "\r\n", "\r"} {

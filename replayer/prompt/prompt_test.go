@@ -125,6 +125,12 @@ func TestCumulativeSessions(t *testing.T) {
 	if n := same(ids(t, a), ids(t, b)); n != 100 {
 		t.Errorf("%d of 100 tokens are a prefix of the next turn", n)
 	}
+	p = prompts(t, Options{TokenIDs: true}) // its turns are their own
+	a, _ = made(t, p, x)
+	b, _ = made(t, p, y)
+	if n := same(ids(t, a), ids(t, b)); n != 0 {
+		t.Errorf("%d tokens of a turn are a prefix of the next, which does not hold it", n)
+	}
 }
 
 func TestChatText(t *testing.T) {

@@ -245,36 +245,54 @@ func TestSequenceKeepsWhatItDecided(t *testing.T) {
 	}
 }
 
-// TestFalseAlarms draws launches of one build: the whole rule fires in at most two percent of comparisons, with a history and without.
-func TestFalseAlarms(t *testing.T) {
+// firings is how many of so many sequences of launches end as regressed, where the candidate's capacity is the base's times change and
+// launches vary by two percent.
+func firings(t *testing.T, trials int, change float64, with bool) (fired int) {
 	r := rand.New(rand.NewPCG(6, 6))
 	m := named("capacity")
-	const trials = 2000
-	for _, with := range []bool{true, false} {
-		fired := 0
-		for range trials {
-			past := map[string]Past{}
-			if with {
-				past[m.Name] = history(r, math.Log(1000), 0.02)
+	for range trials {
+		past := map[string]Past{}
+		if with {
+			past[m.Name] = history(r, math.Log(1000), 0.02)
+		}
+		s := Sequence{Options: Options{Metrics: []Metric{m}, Past: past}}
+		var a, b []*Run
+		for !s.Done() {
+			draw := func(level float64) *Run {
+				return &Run{Figures: map[string]float64{"capacity": level * math.Exp(0.02*r.NormFloat64())}}
 			}
-			s := Sequence{Options: Options{Metrics: []Metric{m}, Past: past}}
-			var a, b []*Run
-			for !s.Done() {
-				draw := func() *Run {
-					return &Run{Figures: map[string]float64{"capacity": 1000 * math.Exp(0.02*r.NormFloat64())}}
-				}
-				a, b = append(a, draw()), append(b, draw())
-				f, _, err := s.Next(a, b)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if Overall(f) == Regressed {
-					fired++
-				}
+			a, b = append(a, draw(1000)), append(b, draw(1000*change))
+			f, _, err := s.Next(a, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if Overall(f) == Regressed {
+				fired++
 			}
 		}
-		if fired > trials*2/100 {
+	}
+	return fired
+}
+
+// TestFalseAlarms draws launches of one build: the whole rule fires in at most two percent of comparisons, with a history and without.
+func TestFalseAlarms(t *testing.T) {
+	const trials = 2000
+	for _, with := range []bool{true, false} {
+		if fired := firings(t, trials, 1, with); fired > trials*2/100 {
 			t.Errorf("history %v: %d false alarms in %d", with, fired, trials)
+		}
+	}
+}
+
+// TestLossesAreFound: eight percent of the capacity, four times what launches vary by, is not overlooked; nor is a gain taken for a loss.
+func TestLossesAreFound(t *testing.T) {
+	const trials = 500
+	for _, with := range []bool{true, false} {
+		if fired := firings(t, trials, 0.92, with); fired < trials*98/100 {
+			t.Errorf("history %v: a loss of 8 %% is found in %d of %d", with, fired, trials)
+		}
+		if fired := firings(t, trials, 1.08, with); fired > 0 {
+			t.Errorf("history %v: a gain of 8 %% is a loss in %d of %d", with, fired, trials)
 		}
 	}
 }
