@@ -3,6 +3,7 @@ package promtext
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -83,6 +84,27 @@ func TestCanonicalSeries(t *testing.T) {
 		if _, ok := canonical[filepath.Base(f)]; !ok && !strings.Contains(f, "edge_") {
 			t.Errorf("nothing is expected of %s", f)
 		}
+	}
+}
+
+// Each process of one server has a gauge of its own: the largest is the one that is alive, and their sum is nothing. Engines stay apart.
+func TestGaugesOfProcessesAreNotAdded(t *testing.T) {
+	text := `vllm:kv_cache_usage_perc{engine="0",pid="1"} 0.52
+vllm:kv_cache_usage_perc{engine="0",pid="2"} 0.31
+vllm:kv_cache_usage_perc{engine="1",pid="1"} 0.25
+vllm:kv_cache_usage_perc{engine="1",pid="2"} 0.47
+vllm:num_requests_running{engine="0",pid="1"} 3
+vllm:num_requests_running{engine="0",pid="2"} 9
+vllm:generation_tokens_total{engine="0",pid="1"} 100
+vllm:generation_tokens_total{engine="0",pid="2"} 20
+`
+	_, rs := Read(Parse([]byte(text)))
+	got := map[string]float64{}
+	for _, r := range rs {
+		got[r.Name+"/"+r.Engine] = r.Value
+	}
+	if want := map[string]float64{KVUsage + "/0": 0.52, KVUsage + "/1": 0.47, Running + "/0": 9, DecodeTokens + "/0": 120}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 
