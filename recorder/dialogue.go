@@ -42,6 +42,8 @@ type dialogue struct {
 	marks    eventMarks
 	over     []*exchange // finished, oldest first, for the owner to take
 	deaf     bool        // nothing was ever heard of the server: a capture of one side
+	unheard  bool        // answers are not read any more: too many requests waited for one
+	heads    int         // bytes of heads that are not whole
 	holes    bool        // bytes of the client's are missing between messages
 }
 
@@ -55,6 +57,7 @@ type exchange struct {
 	bodySize  int64
 	overCap   bool
 	damaged   bool // bytes of the request are missing
+	upgrade   bool // it asks for another protocol
 	reqDone   bool
 	keep      bool // it is of an endpoint that is recorded, and admitted
 	left      verdictOf
@@ -71,6 +74,7 @@ type exchange struct {
 	resp         *openai.Response
 	decode       *bodyDecoder
 	last         int64 // last byte of either direction
+	live         bool  // on the engine's list
 	older        *exchange
 	newer        *exchange
 }
@@ -122,14 +126,72 @@ func (d *dialogue) begin(request bool, at int64) {
 		d.req.damaged = true
 		d.endRequest(at)
 	}
+	if d.unheard {
+		d.cutOpen(at)
+	}
 	if !d.half[fromServer].framed() {
 		// A client sends its next request when it has the answer: what is still open has ended inside the loss.
-		for len(d.open) > 0 {
-			d.finish(d.open[0], d.half[fromServer].lostAt, closedCut, fromServer)
-		}
+		d.cutOpen(d.half[fromServer].lostAt)
 		d.half[fromServer].state = searching
 	}
 	d.reqAt = at
+}
+
+// cutOpen ends the exchanges that are open where no more is seen of them.
+func (d *dialogue) cutOpen(at int64) {
+	for len(d.open) > 0 {
+		d.finish(d.open[0], at, closedCut, fromServer)
+	}
+}
+
+// Requests of one connection that wait for answers are so many at most; fewer where those of all connections take much memory.
+const (
+	maxPipelined = 1024
+	fewPipelined = 8
+)
+
+// pipelined meets requests upon requests without an answer, as a capture of one side has them, or somebody who means harm: from then on
+// the answers are not read, which could not be told apart.
+func (d *dialogue) pipelined(at int64) {
+	if n := len(d.open); n <= fewPipelined || n <= maxPipelined && !d.e.crowded() {
+		return
+	}
+	d.e.stats.Notes["pipelined_over_cap"]++
+	d.unheard = true
+	d.half[fromServer].forget()
+	d.half[fromServer].state = opaque
+	for len(d.open) > 1 {
+		d.finish(d.open[0], at, closedCut, fromServer)
+	}
+}
+
+// hold counts what is held of heads that are not whole. Where those of all connections take too much, the connection that holds most is
+// read no further.
+func (d *dialogue) hold(_ bool, n int) {
+	if d.heads += n; d.heads > 0 {
+		d.e.heading[d] = struct{}{}
+	} else {
+		delete(d.e.heading, d)
+	}
+	for d.e.heads += n; n > 0 && d.e.heads > d.e.mostHeads(); {
+		worst := d
+		for other := range d.e.heading {
+			if other.heads > worst.heads {
+				worst = other
+			}
+		}
+		d.e.stats.Notes["heads_over_memory"]++
+		worst.giveUp()
+	}
+}
+
+// giveUp reads no more of the connection.
+func (d *dialogue) giveUp() {
+	for i := range d.half {
+		d.half[i].forget()
+		d.half[i].state = opaque
+	}
+	d.cutOpen(d.half[fromServer].lostAt)
 }
 
 // head is a whole head.
@@ -142,7 +204,7 @@ func (d *dialogue) head(request bool, h *head, at int64) framing {
 
 func (d *dialogue) requestHead(h *head, at int64) framing {
 	d.count++
-	e := &exchange{method: h.method, path: h.path, encoding: h.encoding, last: at, promptTokens: -1}
+	e := &exchange{method: h.method, path: h.path, encoding: h.encoding, upgrade: h.upgrade, last: at, promptTokens: -1}
 	x := &formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: d.reqAt, SentNS: formats.Of[int64](0), ServerID: d.server, Node: d.e.o.Node, Clock: d.e.o.clock}
 	e.x = x
 	x.Endpoint = openai.Endpoint(h.path)
@@ -171,6 +233,7 @@ func (d *dialogue) requestHead(h *head, at int64) framing {
 	d.req = e
 	d.open = append(d.open, e)
 	d.e.opened(e)
+	d.pipelined(at)
 	switch {
 	case h.method == "CONNECT":
 		return framing{kind: bodyOpaque}
@@ -186,8 +249,12 @@ func (d *dialogue) requestHead(h *head, at int64) framing {
 
 func (d *dialogue) responseHead(h *head, at int64) framing {
 	if h.status == 101 {
+		if len(d.open) > 0 && !d.open[0].upgrade { // nobody asked for it
+			d.broken(false, nil, at)
+			return framing{kind: bodyOpaque}
+		}
 		for len(d.open) > 0 {
-			d.open[0].keep = false
+			d.refuse(d.open[0], verdictOf{droppedUpgrade, true})
 			d.finish(d.open[0], at, closedFIN, fromServer)
 		}
 		d.half[fromClient].state = opaque
@@ -404,6 +471,10 @@ func (d *dialogue) broken(request bool, b []byte, at int64) {
 		notes["tls_connections"]++
 	case len(b) >= 14 && string(b[:14]) == "PRI * HTTP/2.0":
 		notes["http2_connections"]++
+	case request && len(b) > maxHead:
+		notes["heads_too_large"]++
+	case request && malformed(b):
+		notes["protocol_errors"]++
 	default:
 		notes["not_http_connections"]++
 	}
@@ -417,6 +488,11 @@ func (d *dialogue) close(dir int, how closing, at int64) {
 	}
 	if !d.closed[dir] {
 		d.closed[dir], d.closedAt[dir] = true, at
+	}
+	for i := range d.half { // what came of a head is all that comes
+		if i == dir || how != closedFIN {
+			d.half[i].forget()
+		}
 	}
 	if how == closedFIN && dir == fromClient {
 		if d.req != nil { // it sent half a request

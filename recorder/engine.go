@@ -29,6 +29,9 @@ type engine struct {
 	forget    func(x *formats.Exchange)        // nil, or told that an exchange that began will not be emitted
 	dialogues uint64                           // so far
 	bodies    int                              // bytes of requests being read
+	heads     int                              // bytes of heads that are not whole
+	heading   map[*dialogue]struct{}           // that hold some
+	open      int                              // exchanges
 	models    map[string]bool                  // that a server has answered for
 	lengths   lengths
 	oldest    *exchange // open exchanges in order of arrival
@@ -52,7 +55,7 @@ type engineOptions struct {
 }
 
 func newEngine(o engineOptions, ports []uint16, hash *openai.Hasher, emit func(*formats.Exchange)) *engine {
-	e := &engine{o: o, conns: map[flow]*conn{}, hash: hash, emit: emit, models: map[string]bool{}, stats: newSourceStats(), pairs: map[uint64]*conn{}, sums: maphash.MakeSeed()}
+	e := &engine{o: o, conns: map[flow]*conn{}, heading: map[*dialogue]struct{}{}, hash: hash, emit: emit, models: map[string]bool{}, stats: newSourceStats(), pairs: map[uint64]*conn{}, sums: maphash.MakeSeed()}
 	if o.seen != nil {
 		e.sums = o.seen.sums
 	}
@@ -421,6 +424,8 @@ func (e *engine) finish() {
 
 // opened puts an exchange on the list of open ones.
 func (e *engine) opened(x *exchange) {
+	x.live = true
+	e.open++
 	x.older = e.newest
 	if e.newest != nil {
 		e.newest.newer = x
@@ -445,7 +450,20 @@ func (e *engine) done(x *exchange) {
 	x.older, x.newer = nil, nil
 	e.bodies -= x.charged
 	x.charged = 0
+	if x.live {
+		x.live = false
+		e.open--
+	}
 }
+
+// exchangeBytes is about what an open exchange holds beside its body.
+const exchangeBytes = 2 << 10
+
+// crowded reports whether exchanges take as much as bodies may.
+func (e *engine) crowded() bool { return e.open > e.o.MaxBodies/exchangeBytes }
+
+// mostHeads is how many bytes heads that are not whole may take together.
+func (e *engine) mostHeads() int { return max(e.o.MaxBodies/4, 1<<20) }
 
 // emitExchange hands a finished exchange out. A model's name is kept once a server has answered for it; before, and in refused requests,
 // it may be anything that a user typed, and is hashed.

@@ -42,8 +42,8 @@ func readAll(b []byte) (xs []*formats.Exchange, packets int) {
 
 // checkEmpty panics where a finished engine still holds something.
 func checkEmpty(e *engine) {
-	if len(e.conns) > 0 || len(e.pairs) > 0 || e.count != 0 || e.heldBytes != 0 || e.oldest != nil || e.newest != nil {
-		panic(fmt.Sprintf("finished engine holds %d connections (count %d), %d bytes, open exchanges %v", len(e.conns), e.count, e.heldBytes, e.oldest != nil))
+	if len(e.conns) > 0 || len(e.pairs) > 0 || e.count != 0 || e.heldBytes != 0 || e.oldest != nil || e.newest != nil || e.open != 0 || e.heads != 0 || len(e.heading) != 0 || e.bodies != 0 {
+		panic(fmt.Sprintf("finished engine holds %d connections (count %d), %d bytes, %d of bodies, %d of heads of %d, %d open exchanges", len(e.conns), e.count, e.heldBytes, e.bodies, e.heads, len(e.heading), e.open))
 	}
 }
 

@@ -105,7 +105,8 @@ func TestHTTP(t *testing.T) {
 		{"unstreamed answer cut", []step{sends(1, question()), replies(3, answerOf(plain)[:60]), {dir: fromServer, at: 4, end: "fin"}}, "200 server_abort reset - 0 2 3"},
 		{"answer that is no HTTP", []step{sends(1, question()), replies(5, "EHLO example\r\n"), replies(6, answerOf(plain))}, "0 server_abort protocol - 0 - 4"},
 		{"chunks that are none", []step{sends(1, question()), replies(5, streamHead+string(httpChunk(token))), replies(6, token), sends(7, question()), replies(8, answerOf(plain))}, "200 server_abort protocol - 1 4 5"},
-		{"upgrade", []step{sends(1, question()), replies(5, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n\x81\x05hello")}, ""},
+		{"upgrade", []step{sends(1, strings.Replace(question(), "\r\n", "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n", 1)), replies(5, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n\x81\x05hello")}, ""},
+		{"upgrade that nobody asked for", []step{sends(1, question()), replies(5, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n\x81\x05hello")}, "0 server_abort protocol - 0 - 4"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			xs, _ := converse(t, tc.steps...)
@@ -201,7 +202,7 @@ func TestNotHTTP(t *testing.T) {
 		"tls":      {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "\x16\x03\x03\x00z", "tls_connections"},
 		"http2":    {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\x00\x00\x00\x04", "http2_connections"},
 		"redis":    {"*1\r\n$4\r\nPING\r\n", "+PONG\r\n", "not_http_connections"},
-		"conflict": {"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", "HTTP/1.1 400 Bad Request\r\n\r\n", "not_http_connections"},
+		"conflict": {"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", "HTTP/1.1 400 Bad Request\r\n\r\n", "protocol_errors"},
 	} {
 		xs, st := converse(t, sends(1, tc.client), replies(2, tc.server), sends(3, tc.client), step{dir: fromServer, at: 4, end: "fin"})
 		if len(xs) != 0 || st.Notes[tc.note] != 1 {

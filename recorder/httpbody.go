@@ -25,6 +25,7 @@ type httpEvents interface {
 	unframed(request bool)                              // no message, but bytes are missing before it: one is looked for
 	end(request bool, at int64)                         // the last byte of a message
 	broken(request bool, b []byte, at int64)            // no HTTP here, though nothing is missing: the direction is read no further
+	hold(request bool, n int)                           // so many bytes more, or fewer, are held of a head or line that is not whole
 }
 
 // framing says how a message's body ends.
@@ -53,6 +54,7 @@ const (
 	inChunkLine
 	inChunk
 	atChunkEnd
+	atChunkLF
 	inTrailer
 	toClose
 	searching      // framing is lost: looking for the start of a message
@@ -84,7 +86,7 @@ func (d *halfHTTP) data(p []byte, at int64, flags int32) {
 				break
 			}
 			d.to.begin(d.request, at)
-			d.head = d.head[:0]
+			d.forget()
 			d.state = inHead
 		case inHead:
 			p = d.inHead(p, at)
@@ -95,23 +97,23 @@ func (d *halfHTTP) data(p []byte, at int64, flags int32) {
 			p = p[n:]
 			if d.remain == 0 {
 				if d.state == inChunk {
-					d.state, d.head = atChunkEnd, d.head[:0]
+					d.state = atChunkEnd
 				} else {
 					d.endMessage(at)
 				}
 			}
 		case atChunkEnd:
-			if p[0] == '\r' && len(d.head) == 0 {
-				d.head = append(d.head, '\r')
-				p = p[1:]
+			if p[0] == '\r' {
+				p, d.state = p[1:], atChunkLF
 				break
 			}
+			fallthrough
+		case atChunkLF:
 			if p[0] != '\n' {
 				p = d.broken(p, at)
 				break
 			}
-			p = p[1:]
-			d.state, d.head = inChunkLine, d.head[:0]
+			p, d.state = p[1:], inChunkLine
 		case inChunkLine:
 			p = d.chunkLine(p, at)
 		case inTrailer:
@@ -128,8 +130,10 @@ func (d *halfHTTP) inHead(p []byte, at int64) []byte {
 	b := p
 	had := len(d.head)
 	if had > 0 {
-		d.head = append(d.head, p...)
-		b = d.head
+		d.keep(p)
+		if b = d.head; d.state == opaque { // there was no room
+			return nil
+		}
 	}
 	n := headEnd(b, had)
 	is := d.request && couldBeRequest(b)
@@ -141,7 +145,7 @@ func (d *halfHTTP) inHead(p []byte, at int64) []byte {
 	}
 	if n < 0 {
 		if had == 0 {
-			d.head = append(d.head, p...)
+			d.keep(p)
 		}
 		return nil
 	}
@@ -150,7 +154,7 @@ func (d *halfHTTP) inHead(p []byte, at int64) []byte {
 		return d.broken(b, at)
 	}
 	p = p[n-had:]
-	d.head = d.head[:0]
+	d.forget()
 	f := d.to.head(d.request, &h, at)
 	switch f.kind {
 	case bodyLength:
@@ -182,8 +186,25 @@ func (d *halfHTTP) broken(b []byte, at int64) []byte {
 	}
 	d.state = opaque
 	d.to.broken(d.request, b, at)
-	d.head = d.head[:0]
+	d.forget()
 	return nil
+}
+
+// keep adds to what is held of a head or line that is not whole.
+func (d *halfHTTP) keep(p []byte) {
+	d.head = append(d.head, p...)
+	d.to.hold(d.request, len(p))
+}
+
+// forget lets it go. A small buffer stays for the next.
+func (d *halfHTTP) forget() {
+	if len(d.head) == 0 {
+		return
+	}
+	d.to.hold(d.request, -len(d.head))
+	if d.head = d.head[:0]; cap(d.head) > 1<<10 {
+		d.head = nil
+	}
 }
 
 func (d *halfHTTP) endMessage(at int64) {
@@ -200,7 +221,9 @@ func (d *halfHTTP) chunkLine(p []byte, at int64) []byte {
 		if i >= 0 {
 			take = p[:i+1]
 		}
-		d.head = append(d.head, take...)
+		if d.keep(take); d.state == opaque {
+			return nil
+		}
 		if i < 0 {
 			if len(d.head) > 4096 {
 				return d.broken(d.head, at)
@@ -216,7 +239,7 @@ func (d *halfHTTP) chunkLine(p []byte, at int64) []byte {
 	if !ok {
 		return d.broken(b, at)
 	}
-	d.head = d.head[:0]
+	d.forget()
 	switch {
 	case n == 0:
 		d.state = inTrailer
@@ -253,16 +276,18 @@ func (d *halfHTTP) trailer(p []byte, at int64) []byte {
 		if len(d.head)+len(p) > maxHead {
 			return d.broken(d.head, at)
 		}
-		d.head = append(d.head, p...)
+		d.keep(p)
 		return nil
 	}
 	line := p[:i]
 	if len(d.head) > 0 {
-		d.head = append(d.head, line...)
+		if d.keep(line); d.state == opaque {
+			return nil
+		}
 		line = d.head
 	}
 	empty := len(bytes.TrimRight(line, "\r")) == 0
-	d.head = d.head[:0]
+	d.forget()
 	if empty {
 		d.endMessage(at)
 	}
@@ -272,7 +297,7 @@ func (d *halfHTTP) trailer(p []byte, at int64) []byte {
 // lose gives up the framing: nothing more is read until a message is found at the start of a segment.
 func (d *halfHTTP) lose() {
 	d.state = searching
-	d.head = d.head[:0]
+	d.forget()
 	d.skipped = 0
 }
 
@@ -325,7 +350,7 @@ func (d *halfHTTP) lost(n int64) {
 		case n < d.remain:
 			d.remain -= n
 		case n == d.remain && d.state == inChunk:
-			d.state, d.head = atChunkEnd, d.head[:0]
+			d.state = atChunkEnd
 		case d.state == inChunk:
 			d.lose()
 			d.state = searchingChunk
@@ -336,7 +361,7 @@ func (d *halfHTTP) lost(n int64) {
 				d.lose()
 			}
 		}
-	case inChunkLine, atChunkEnd, inTrailer, searchingChunk:
+	case inChunkLine, atChunkEnd, atChunkLF, inTrailer, searchingChunk:
 		d.to.lost(d.request, 0)
 		d.lose()
 		d.state = searchingChunk

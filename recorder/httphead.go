@@ -179,12 +179,13 @@ func (h *head) field(name, value []byte) bool {
 		}
 	case 14:
 		if is("content-length") {
-			first, _, _ := bytes.Cut(value, []byte(","))
-			n, err := strconv.ParseInt(string(bytes.TrimSpace(first)), 10, 64)
-			if err != nil || n < 0 || h.length >= 0 && h.length != n {
-				return false
+			for _, v := range bytes.Split(value, []byte(",")) { // the same number may stand there twice, another may not (RFC 9110 8.6)
+				n, err := strconv.ParseUint(string(bytes.TrimSpace(v)), 10, 63) // digits alone: no sign
+				if err != nil || h.length >= 0 && h.length != int64(n) {
+					return false
+				}
+				h.length = int64(n)
 			}
-			h.length = n
 		}
 	case 16:
 		if is("content-encoding") {
@@ -207,7 +208,12 @@ func (h *head) field(name, value []byte) bool {
 	return true
 }
 
-// looksLikeRequest reports whether a message's first bytes may begin a request; whole says that enough of them are there.
+// malformed reports whether bytes that cannot be read as a request begin as one does.
+func malformed(b []byte) bool {
+	line, _ := cutLine(b)
+	return len(line) > 9 && isVersion(line[len(line)-8:])
+}
+
 // couldBeRequest reports whether a request line may begin so: with a known method, or with another word and a path. What it says of a line
 // it says of each beginning of it.
 func couldBeRequest(b []byte) bool {
@@ -218,6 +224,7 @@ func couldBeRequest(b []byte) bool {
 	return len(word) <= 24 && isToken(word) && (!found || len(rest) == 0 || rest[0] == '/')
 }
 
+// looksLikeRequest reports whether a message's first bytes may begin a request; whole says that enough of them are there.
 func looksLikeRequest(b []byte) (yes, whole bool) {
 	for _, m := range methods {
 		n := min(len(b), len(m)+1)

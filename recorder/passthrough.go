@@ -39,6 +39,7 @@ type Proxy struct {
 const (
 	droppedBacklog = "backlog_full" // bytes were not kept
 	droppedPanic   = "parser_panic" // it was open when the parser failed
+	droppedUpgrade = "upgraded"     // its answer is in another protocol, which its client asked for
 )
 
 // Validate reports what is wrong with the source.
@@ -121,7 +122,7 @@ func (p *Proxy) Stats() SourceStats {
 	}
 	t := p.proxy.Stats()
 	for name, n := range map[string]int64{"connections": t.Accepted, "upstream_unreachable": t.DialFailed, "tls_handshakes_failed": t.Handshakes,
-		"backlog_lost_bytes": t.LostBytes, "parser_panics": t.Panics, "connections_cut_at_the_end": t.Cut} {
+		"backlog_lost_bytes": t.LostBytes, "parser_panics": t.Panics, "connections_cut_at_the_end": t.Cut, "connections_closed_for_room": t.Evicted} {
 		if n > 0 {
 			s.Notes[name] = n
 		}
@@ -153,6 +154,9 @@ type listener struct {
 // abandon gives up what was open when the parser failed.
 func (l *listener) abandon() {
 	e := l.p.engine
+	for i := range l.dialogue.half {
+		l.dialogue.half[i].forget()
+	}
 	for _, list := range [][]*exchange{l.dialogue.over, l.dialogue.open} {
 		for _, x := range list {
 			l.dialogue.letGo(x)
@@ -215,6 +219,16 @@ func (l *listener) Busy() bool {
 	l.p.working.Lock()
 	defer l.p.working.Unlock()
 	return len(l.dialogue.open) > 0 || l.dialogue.half[fromClient].state == opaque
+}
+
+// Heading implements proxy.Consumer.
+func (l *listener) Heading() int64 {
+	l.p.working.Lock()
+	defer l.p.working.Unlock()
+	if h := &l.dialogue.half[fromClient]; h.state != inHead || h.resync || len(l.dialogue.open) > 0 {
+		return 0
+	}
+	return l.dialogue.reqAt
 }
 
 func (l *listener) collect() {

@@ -126,7 +126,7 @@ func TestHTTP2EndlessAnswersAreNotHeld(t *testing.T) {
 		{"pings", nil, func(w *http2.Framer, id uint32) { w.WritePing(false, [8]byte{}) }, formats.ErrorProtocol},
 		{"settings", nil, func(w *http2.Framer, id uint32) { w.WriteSettings() }, formats.ErrorProtocol},
 		{"unknown frames", nil, func(w *http2.Framer, id uint32) { w.WriteRawFrame(0xbe, 0, id, x) }, formats.ErrorTimeout},
-		{"other streams", nil, func(w *http2.Framer, id uint32) { w.WriteData(id+2, false, x) }, formats.ErrorTimeout},
+		{"other streams", nil, func(w *http2.Framer, id uint32) { w.WriteData(id+2, false, x) }, formats.ErrorProtocol},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

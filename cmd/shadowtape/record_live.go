@@ -69,7 +69,7 @@ func (o *liveFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&o.cert, "tls-cert", "", "certificate of the proxy, PEM, read again when it changes (default: plain HTTP)")
 	f.StringVar(&o.key, "tls-key", "", "its key, PEM")
 	f.StringVar(&o.upstreamCA, "upstream-ca", "", "certificates that an https upstream is trusted by, PEM (default: the system's)")
-	f.IntVar(&o.maxConnections, "max-connections", 0, "connections of the proxy or the sink at once; more wait, or are closed by a sink (default: 10000; of a sink one for each 64KiB of --memory, at most 10000)")
+	f.IntVar(&o.maxConnections, "max-connections", 0, "connections of the proxy or the sink at once; more wait until idle ones have made room, or are closed by a sink (default: 10000; of a sink one for each 64KiB of --memory, at most 10000)")
 	f.DurationVar(&o.closeIdle, "close-idle", 0, "close connections of the proxy on which nothing passes for so long; longer than any first token takes (default: never)")
 	f.DurationVar(&o.grace, "grace", proxy.DefaultGrace, "how long open exchanges may go on after SIGTERM")
 	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new connections are still taken after SIGTERM")

@@ -29,6 +29,9 @@ type Consumer interface {
 	Close(unixNS int64)
 	// Busy reports whether an exchange is open. It is asked each time the consumer has taken what there was.
 	Busy() bool
+	// Heading is when the client began the head that it is in the middle of while no exchange is open, in nanoseconds since 1970; 0: it is
+	// in none. It is asked like Busy.
+	Heading() int64
 }
 
 // follower owns the backlog between traffic and consumers.
@@ -136,6 +139,7 @@ type trail struct {
 	hasLost bool
 
 	open  atomic.Int32 // 1: the consumer says busy; read by quiet
+	head  atomic.Int64 // when the head began that the consumer is in the middle of; 0: in none
 	taken sync.Mutex   // held while the consumer works
 	to    Consumer
 	// What the last take left, to be used again.
@@ -235,6 +239,17 @@ func (t *trail) busy() bool {
 	return waiting || t.open.Load() != 0
 }
 
+// heading is since when the client has been in the middle of a head; the zero time where it is in none.
+func (t *trail) heading() time.Time {
+	if t == nil || t.busy() {
+		return time.Time{}
+	}
+	if at := t.head.Load(); at != 0 {
+		return time.Unix(0, at)
+	}
+	return time.Time{}
+}
+
 // take hands the consumer what has passed. Only one goroutine takes.
 func (t *trail) take() {
 	t.taken.Lock()
@@ -258,24 +273,28 @@ func (t *trail) take() {
 		}
 	}
 	t.f.backlog.Add(-cost)
-	busy := int32(0)
-	if t.to != nil && t.isBusy() {
-		busy = 1
+	open, head := int32(0), int64(0)
+	if t.to != nil {
+		busy, began := t.state()
+		if head = began; busy {
+			open = 1
+		}
 	}
-	t.open.Store(busy)
+	t.head.Store(head)
+	t.open.Store(open)
 	t.sparePieces, t.spareBuffer = nil, nil
 	if cap(buffer) <= 8<<10 && cap(pieces) <= 128 {
 		t.sparePieces, t.spareBuffer = pieces, buffer
 	}
 }
 
-func (t *trail) isBusy() (busy bool) {
+func (t *trail) state() (busy bool, head int64) {
 	defer func() {
 		if recover() != nil {
 			t.f.panics.Add(1)
 		}
 	}()
-	return t.to.Busy()
+	return t.to.Busy(), t.to.Heading()
 }
 
 // hand gives pieces to the consumer until it has all or panics; it returns what was not handed.
@@ -318,3 +337,4 @@ func (nobody) Lost(Side, int64, int64)   {}
 func (nobody) End(Side, int64, bool)     {}
 func (nobody) Close(int64)               {}
 func (nobody) Busy() bool                { return false }
+func (nobody) Heading() int64            { return 0 }

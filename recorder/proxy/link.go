@@ -16,6 +16,7 @@ const (
 	largeBuffer = 64 << 10 // what a busy one borrows
 	drainTick   = 25 * time.Millisecond
 	quietTime   = 100 * time.Millisecond
+	headTime    = 10 * time.Second // a head takes longer only where somebody means harm
 	lingerTime  = 30 * time.Second // for the client to close after the server has
 )
 
@@ -34,6 +35,7 @@ type link struct {
 	cancel  context.CancelFunc
 	pair    *pair // that a loop has the connections in; nil: goroutines pump
 
+	upNS     atomic.Int64 // since opened, when the upstream was there; 0: it is not yet
 	lastNS   atomic.Int64 // since opened, of the last bytes either way
 	answered atomic.Bool  // the last bytes came from the server
 	cut      atomic.Bool  // we end it: neither peer did
@@ -52,6 +54,7 @@ func (k *link) run() {
 	if stopped || !k.connect(ctx) {
 		return
 	}
+	k.upNS.Store(max(int64(time.Since(k.opened)), 1))
 	defer k.server.Close()
 	defer k.client.Close()
 	k.trail = k.p.follower.open(Connection{ID: k.p.lastID.Add(1), Client: k.client.RemoteAddr().String(), Server: k.server.RemoteAddr().String(), OpenedUnixNS: k.opened.UnixNano()})
@@ -282,6 +285,21 @@ func (k *link) quiet() bool {
 		return true // nothing was ever asked
 	}
 	return k.answered.Load() && !k.trail.busy()
+}
+
+// spare reports since when the connection has been of no use to its client: between exchanges, or for too long in the middle of a head.
+func (k *link) spare() (since time.Time, ok bool) {
+	up, last := k.upNS.Load(), k.lastNS.Load()
+	switch {
+	case up == 0 || time.Since(k.opened)-time.Duration(up) < quietTime || k.cut.Load():
+		return time.Time{}, false // its client may have asked already, and waits for the upstream to be dialled
+	case k.quiet():
+		return k.opened.Add(time.Duration(max(last, up))), true
+	case last == 0:
+		return time.Time{}, false
+	}
+	began := k.trail.heading()
+	return began, !began.IsZero() && time.Since(began) > headTime
 }
 
 func (k *link) watchIdle(ctx context.Context) {

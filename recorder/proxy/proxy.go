@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -29,7 +30,7 @@ type Options struct {
 	Upstream         string        // host:port
 	UpstreamTLS      *tls.Config   // nil: plain
 	ListenTLS        *tls.Config   // nil: plain
-	MaxConnections   int           // more wait to be accepted; 0: DefaultMaxConnections
+	MaxConnections   int           // more wait, and those that have been of no use longest make room for them; 0: DefaultMaxConnections
 	DialTimeout      time.Duration // 0: DefaultDialTimeout
 	HandshakeTimeout time.Duration // of TLS on either side; 0: DefaultHandshakeTimeout
 	IdleTimeout      time.Duration // a connection on which nothing passes either way for so long is closed; 0: never. Must exceed the longest time to a first token
@@ -104,6 +105,7 @@ type Stats struct {
 	Panics      int64 // of consumers
 	Overflowing int64 // connections that have lost bytes
 	Cut         int64 // connections that the grace period cut
+	Evicted     int64 // connections between exchanges, or long in the middle of a head, that were closed to let others in
 }
 
 // Proxy is one listener's proxy. Its methods are safe for concurrent use.
@@ -117,9 +119,9 @@ type Proxy struct {
 	links    map[*link]struct{}
 	draining atomic.Bool
 
-	accepted, dialFailed, handshakes, cut atomic.Int64
-	lastID                                atomic.Uint64
-	fromClient, fromServer                atomic.Int64
+	accepted, dialFailed, handshakes, cut, evicted atomic.Int64
+	lastID                                         atomic.Uint64
+	fromClient, fromServer                         atomic.Int64
 }
 
 // New returns a proxy that Serve runs.
@@ -141,7 +143,7 @@ func (p *Proxy) Stats() Stats {
 	p.mu.Unlock()
 	s := p.follower.stats()
 	s.Accepted, s.Open, s.DialFailed, s.Handshakes = p.accepted.Load(), int64(open), p.dialFailed.Load(), p.handshakes.Load()
-	s.FromClient, s.FromServer, s.Cut = p.fromClient.Load(), p.fromServer.Load(), p.cut.Load()
+	s.FromClient, s.FromServer, s.Cut, s.Evicted = p.fromClient.Load(), p.fromServer.Load(), p.cut.Load(), p.evicted.Load()
 	return s
 }
 
@@ -192,24 +194,25 @@ func sleep(ctx context.Context, d time.Duration) {
 
 func (p *Proxy) accept(ctx context.Context, l net.Listener, slots chan struct{}, running *sync.WaitGroup) error {
 	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return nil
-		}
 		c, err := l.Accept()
 		if err != nil {
-			<-slots
 			if ctx.Err() != nil {
 				return nil
 			}
 			if temporary(err) { // out of file descriptors, a client that left already
+				if errors.Is(err, syscall.EMFILE) {
+					p.makeRoom()
+				}
 				sleep(ctx, 10*time.Millisecond)
 				continue
 			}
 			return fmt.Errorf("accept on %s: %w", l.Addr(), err)
 		}
 		p.accepted.Add(1)
+		if !p.slot(ctx, slots) {
+			c.Close()
+			return nil
+		}
 		k := &link{p: p, client: c, opened: time.Now()}
 		p.add(k)
 		running.Add(1)
@@ -217,6 +220,49 @@ func (p *Proxy) accept(ctx context.Context, l net.Listener, slots chan struct{},
 			defer func() { p.remove(k); <-slots; running.Done() }()
 			k.run()
 		}()
+	}
+}
+
+// slot waits for room for one more connection; false where the proxy ends before there is some.
+func (p *Proxy) slot(ctx context.Context, slots chan struct{}) bool {
+	select {
+	case slots <- struct{}{}:
+		return true
+	default:
+	}
+	tick := time.NewTicker(quietTime)
+	defer tick.Stop()
+	for {
+		p.makeRoom()
+		select {
+		case slots <- struct{}{}:
+			return true
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// makeRoom closes connections that have been of no use longest, a few at once: a look at all of them costs more than a connection.
+func (p *Proxy) makeRoom() {
+	type spare struct {
+		k     *link
+		since time.Time
+	}
+	var all []spare
+	n := 0
+	p.each(func(k *link) {
+		n++
+		if since, ok := k.spare(); ok {
+			all = append(all, spare{k, since})
+		}
+	})
+	slices.SortFunc(all, func(a, b spare) int { return a.since.Compare(b.since) })
+	for _, s := range all[:min(len(all), 1+n/256)] {
+		p.evicted.Add(1)
+		s.k.cut.Store(true)
+		go s.k.abortGently() // a TLS goodbye may wait for a client that does not read
 	}
 }
 

@@ -96,6 +96,7 @@ type notebook struct {
 	mu     sync.Mutex
 	notes  []note
 	isBusy atomic.Bool
+	head   atomic.Int64
 }
 
 func (b *notebook) add(n note) { b.mu.Lock(); defer b.mu.Unlock(); b.notes = append(b.notes, n) }
@@ -113,6 +114,7 @@ func (b *notebook) End(s Side, at int64, reset bool) {
 }
 func (b *notebook) Close(at int64) { b.add(note{kind: "close", at: at}) }
 func (b *notebook) Busy() bool     { return b.isBusy.Load() }
+func (b *notebook) Heading() int64 { return b.head.Load() }
 
 func (b *notebook) all() []note {
 	b.mu.Lock()
@@ -395,28 +397,75 @@ func TestTLSBothWays(t *testing.T) {
 	eventually(t, "a failed handshake is counted", func() bool { return p.Stats().Handshakes == 1 })
 }
 
+// TestMaxConnections: beyond the limit a connection waits while those that are open are of use; then the one that has been of none longest
+// makes room for it.
 func TestMaxConnections(t *testing.T) {
-	up := upstream(t, func(c *net.TCPConn) { io.Copy(c, c) })
-	p, address, _ := start(t, Options{Upstream: up, MaxConnections: 2})
+	up := upstream(t, func(c *net.TCPConn) {
+		for b := make([]byte, 1); ; {
+			if _, err := io.ReadFull(c, b); err != nil {
+				return
+			}
+			if b[0] != 'h' { // of a head
+				c.Write(b)
+			}
+		}
+	})
+	var mu sync.Mutex
+	books := map[string]*notebook{}
+	p, address, _ := start(t, Options{Upstream: up, MaxConnections: 2, Follow: func(c Connection) Consumer {
+		b := &notebook{}
+		b.isBusy.Store(true)
+		mu.Lock()
+		defer mu.Unlock()
+		books[c.Client] = b
+		return b
+	}})
 	say := func(c *net.TCPConn) error {
 		c.Write([]byte("x"))
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
 	}
-	a, b, third := dial(t, address), dial(t, address), dial(t, address)
+	book := func(c *net.TCPConn) *notebook {
+		eventually(t, "it has a consumer", func() bool { mu.Lock(); defer mu.Unlock(); return books[c.LocalAddr().String()] != nil })
+		mu.Lock()
+		defer mu.Unlock()
+		return books[c.LocalAddr().String()]
+	}
+	a, b := dial(t, address), dial(t, address)
 	if err := errors.Join(say(a), say(b)); err != nil {
 		t.Fatal(err)
 	}
-	third.SetReadDeadline(time.Now().Add(60 * time.Millisecond))
+	third := dial(t, address)
+	third.SetReadDeadline(time.Now().Add(3 * quietTime))
 	if err := say(third); err == nil {
 		t.Error("a third connection got through")
 	}
 	third.SetReadDeadline(time.Now().Add(patience))
-	a.Close()
+	book(b).isBusy.Store(false)
+	if err := say(b); err != nil { // its consumer is asked again
+		t.Fatal(err)
+	}
 	if _, err := io.ReadFull(third, make([]byte, 1)); err != nil {
 		t.Errorf("the third connection did not get its turn: %v", err)
 	}
-	if s := p.Stats(); s.Open > 2 {
+	if rest, err := io.ReadAll(b); len(rest) != 0 || err != nil {
+		t.Errorf("the one that made room got %q, %v; want an ordinary close", rest, err)
+	}
+	if err := say(a); err != nil {
+		t.Errorf("the one that is busy: %v", err)
+	}
+	if s := p.Stats(); s.Open != 2 || s.Evicted != 1 || s.Accepted != 3 {
+		t.Errorf("%+v", s)
+	}
+	// A head that has been begun and not ended, for long.
+	book(third).isBusy.Store(false)
+	book(third).head.Store(time.Now().Add(-time.Hour).UnixNano())
+	third.Write([]byte("h"))
+	fourth := dial(t, address)
+	if err := say(fourth); err != nil {
+		t.Errorf("the fourth connection did not get its turn: %v", err)
+	}
+	if s := p.Stats(); s.Open != 2 || s.Evicted != 2 {
 		t.Errorf("%+v", s)
 	}
 }

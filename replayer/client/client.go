@@ -372,9 +372,11 @@ func (p *Target) closeIdle() {
 	for _, k := range idle {
 		k.Close()
 	}
+	var wg sync.WaitGroup // a server that does not read keeps a goodbye of TLS waiting
 	for _, c := range multi {
-		c.stop(net.ErrClosed)
+		wg.Go(func() { c.stop(net.ErrClosed) })
 	}
+	wg.Wait()
 }
 
 // Warm opens connections ahead of need until n exchanges have one, and closes those that have been unused too long. It returns when it

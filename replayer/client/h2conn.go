@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +23,7 @@ const (
 var (
 	errRefused = errors.New("the server refused the stream before it looked at it")
 	errGone    = errors.New("the server closed the connection before it looked at the stream")
+	errUnread  = errors.New("the server does not read what it is sent")
 )
 
 // errStream is what a server's RST_STREAM with a code becomes.
@@ -36,6 +35,7 @@ func (e errStream) Error() string { return "the server reset the stream: " + htt
 // event waits for a second goroutine; each exchange writes its own request.
 type conn2 struct {
 	net.Conn
+	socket net.Conn // what Conn goes over: it without TLS
 	target *Target
 	stamp  stamper // nil where the kernel gives no receive times
 	reads  func() int
@@ -57,11 +57,13 @@ type conn2 struct {
 	first   int64     // what we may send on a new stream
 	frame   int64     // the largest DATA frame that the server takes
 	used    int       // streams so far
+	given   int       // streams given up by us
 	heeded  bool      // the server has come past our settings: it may have looked at what came behind them
 	looked  int64     // the last stream that its GOAWAY says it may have looked at; -1: it has said nothing of the kind
 	closing bool      // no new stream: GOAWAY, out of ids, unused, or broken
 	broken  error
 	unsent  error                       // why nothing more can be written
+	writing bool                        // a request, or a part of one
 	replies []func(*http2.Framer) error // frames that are no request's
 	gone    chan struct{}               // closed when the connection is broken
 	kick    chan struct{}               // there are replies
@@ -70,6 +72,7 @@ type conn2 struct {
 	read      readTime
 	eventRead int  // the last read that brought a token event to any stream
 	owed      int  // bytes read and not given back to the connection's window
+	stray     int  // bytes of streams that were over
 	settled   bool // heeded
 
 	offered bool // it stands in the target's free; of the target's mu
@@ -97,7 +100,7 @@ func (c *counted) Read(p []byte) (int, error) {
 // newConn2 speaks HTTP/2 over k and starts to read. The goroutine ends when the connection does; Client.Close closes it and waits. A
 // connection that its server has closed already tells the stream that comes first.
 func newConn2(k *conn) *conn2 {
-	c := &conn2{Conn: k.Conn, target: k.target, stamp: k.stamp, reads: k.reads, streams: map[uint32]*stream{}, next: 1, most: h2Streams, window: h2FirstWindow, first: h2FirstWindow, frame: 16 << 10,
+	c := &conn2{Conn: k.Conn, socket: k.socket, target: k.target, stamp: k.stamp, reads: k.reads, streams: map[uint32]*stream{}, next: 1, most: h2Streams, window: h2FirstWindow, first: h2FirstWindow, frame: 16 << 10,
 		looked: -1, gone: make(chan struct{}), kick: make(chan struct{}, 1), unused: time.Now()}
 	if c.own = c.target.c.o.HTTP != "2"; c.own {
 		c.most = 1
@@ -111,72 +114,9 @@ func newConn2(k *conn) *conn2 {
 	c.fw.WriteWindowUpdate(0, h2ConnWindow-h2FirstWindow)
 	c.target.c.readers.Go(c.run) // before the preface: a server may begin first
 	c.target.c.readers.Go(c.reply)
-	c.flush() // an error shows in the reader
+	c.flush(nil) // an error shows in the reader
 	c.wmu.Unlock()
 	return c
-}
-
-// lastWords is how long a connection that cannot be written to any more is read.
-const lastWords = time.Second
-
-// flush writes what stands in out; wmu is held. An error is the connection's end: it takes no new stream, and its reader ends it, once it
-// has read what the server had said before.
-func (c *conn2) flush() error {
-	c.SetWriteDeadline(time.Now().Add(c.target.c.o.Timeout)) // fails only on a closed connection, which the write sees
-	_, err := c.Conn.Write(c.out.Bytes())
-	if c.out.Reset(); c.out.Cap() > 1<<20 {
-		c.out = bytes.Buffer{}
-	}
-	if err != nil {
-		c.mu.Lock()
-		if c.closing = true; c.unsent == nil {
-			c.unsent = err
-		}
-		c.mu.Unlock()
-		c.SetReadDeadline(time.Now().Add(lastWords)) // fails only on a closed connection, whose reader has ended it
-	}
-	return err
-}
-
-// mostReplies bounds what a server can make us owe it: replies to pings and settings.
-const mostReplies = 1024
-
-// say has a frame written that is no request's, without waiting for it.
-func (c *conn2) say(frame func(*http2.Framer) error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.replies) == mostReplies {
-		return errProtocol
-	}
-	c.replies = append(c.replies, frame)
-	select {
-	case c.kick <- struct{}{}:
-	default:
-	}
-	return nil
-}
-
-// reply writes what say was told, until the connection ends.
-func (c *conn2) reply() {
-	for {
-		select {
-		case <-c.kick:
-		case <-c.gone:
-			return
-		}
-		c.wmu.Lock()
-		c.mu.Lock()
-		replies := c.replies
-		c.replies = nil
-		c.mu.Unlock()
-		for _, frame := range replies {
-			frame(c.fw) // into a buffer
-		}
-		if c.out.Len() > 0 {
-			c.flush() // an error shows in the reader
-		}
-		c.wmu.Unlock()
-	}
 }
 
 // reserve takes room for a stream; false where there is none.
@@ -249,10 +189,14 @@ func (c *conn2) stop(err error) {
 		open = append(open, s)
 	}
 	c.mu.Unlock()
-	c.Close()
 	for _, s := range open {
 		s.over(err)
 	}
+	if err == net.ErrClosed {
+		c.Close()
+		return
+	}
+	c.socket.Close() // a goodbye of TLS would wait for a server that does not read
 }
 
 // Read reads the connection for the framer and notes when.
@@ -345,7 +289,17 @@ func (c *conn2) forget(s *stream) {
 
 // reset tells the server that nobody waits for a stream any more.
 func (c *conn2) reset(id uint32, code http2.ErrCode) {
+	c.mu.Lock()
+	c.given++
+	c.mu.Unlock()
 	c.say(func(f *http2.Framer) error { return f.WriteRSTStream(id, code) }) // an error has ended the connection
+}
+
+// resets is how many streams we have given up, and one more, whose reset may not be counted yet.
+func (c *conn2) resets() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.given + 1
 }
 
 // frameOf acts on one frame; an error ends the connection.
@@ -407,7 +361,10 @@ func (c *conn2) data(f *http2.DataFrame) error {
 	}
 	s := c.stream(f.StreamID)
 	if s == nil {
-		return nil // of a stream that we have reset
+		if c.stray += n; c.stray > h2StreamWindow*c.resets() { // of streams that we have reset: more than could be on its way
+			return errProtocol
+		}
+		return nil
 	}
 	if s.owed += n; s.owed >= h2StreamWindow/4 && !f.StreamEnded() {
 		owed := uint32(s.owed)
@@ -427,15 +384,15 @@ func (c *conn2) settings(f *http2.SettingsFrame) error {
 	}
 	c.mu.Lock()
 	err := f.ForeachSetting(func(s http2.Setting) error {
+		if s.Valid() != nil {
+			return errProtocol
+		}
 		switch s.ID {
 		case http2.SettingMaxConcurrentStreams:
 			if c.most = int(min(s.Val, 1<<20)); c.own {
 				c.most = min(c.most, 1)
 			}
 		case http2.SettingInitialWindowSize:
-			if s.Val > 1<<31-1 {
-				return errProtocol
-			}
 			by := int64(s.Val) - c.first
 			c.first += by
 			for _, st := range c.streams {
@@ -497,97 +454,4 @@ func (c *conn2) goAway(last uint32) {
 	for _, s := range late {
 		s.over(errGone)
 	}
-}
-
-// open gives a stream its id and writes its request: its head and as much of its body as the windows take, in one write. at is the
-// moment before that write. rest is what of the body is left.
-func (c *conn2) open(s *stream, w *Wire) (at time.Time, rest []byte, err error) {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	c.mu.Lock()
-	if c.broken != nil || c.closing || c.next > 1<<31-2 {
-		c.closing = true
-		err = errGone
-		if c.broken != nil {
-			err = c.broken
-		}
-		c.mu.Unlock()
-		return time.Now(), nil, err
-	}
-	s.id, s.window = c.next, c.first
-	c.next += 2
-	c.used++
-	c.streams[s.id] = s
-	n := c.grant(s, len(w.body))
-	frame := c.frame
-	c.head.Reset()
-	c.fields(w) // under mu: settings change the encoder
-	c.mu.Unlock()
-	block := c.head.Bytes()
-	c.fw.WriteHeaders(http2.HeadersFrameParam{StreamID: s.id, BlockFragment: block[:min(len(block), int(frame))], EndHeaders: len(block) <= int(frame), EndStream: len(w.body) == 0})
-	for block = block[min(len(block), int(frame)):]; len(block) > 0; {
-		part := block[:min(len(block), int(frame))]
-		block = block[len(part):]
-		c.fw.WriteContinuation(s.id, len(block) == 0, part)
-	}
-	c.put(s.id, w.body, n, frame)
-	at = time.Now()
-	return at, w.body[n:], c.flush()
-}
-
-// grant takes what of n bytes the windows let pass; mu is held.
-func (c *conn2) grant(s *stream, n int) int {
-	k := max(min(int64(n), c.window, s.window), 0)
-	c.window -= k
-	s.window -= k
-	return int(k)
-}
-
-// put writes DATA frames of the first n bytes of body.
-func (c *conn2) put(id uint32, body []byte, n int, frame int64) {
-	for sent := 0; sent < n; {
-		k := int(min(int64(n-sent), frame))
-		c.fw.WriteData(id, sent+k == len(body), body[sent:sent+k])
-		sent += k
-	}
-}
-
-// more writes what the windows let pass of a body's rest; it does not wait.
-func (c *conn2) more(s *stream, body []byte) (rest []byte, err error) {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	c.mu.Lock()
-	n, frame := c.grant(s, len(body)), c.frame
-	c.mu.Unlock()
-	if n == 0 {
-		return body, nil
-	}
-	c.put(s.id, body, n, frame)
-	return body[n:], c.flush()
-}
-
-// fields encodes a request's header fields into head.
-func (c *conn2) fields(w *Wire) {
-	t := c.target
-	put := func(name, value string, sensitive bool) {
-		c.enc.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: sensitive}) // into a buffer
-	}
-	put(":method", "POST", false)
-	put(":scheme", t.url.Scheme, false)
-	put(":authority", t.host, false)
-	put(":path", t.url.EscapedPath()+w.path, false)
-	put("user-agent", t.c.o.UserAgent, false)
-	put("accept", "text/event-stream, application/json", false)
-	put("accept-encoding", "identity", false)
-	put("content-type", "application/json", false)
-	if t.c.o.APIKey != "" {
-		put("authorization", "Bearer "+t.c.o.APIKey, true)
-	}
-	for k, vs := range t.c.o.Header {
-		for _, v := range vs {
-			put(strings.ToLower(k), oneLine(v), true)
-		}
-	}
-	put("x-request-id", w.id, true) // another each time: no use to index
-	put("content-length", strconv.Itoa(len(w.body)), true)
 }

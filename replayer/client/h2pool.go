@@ -65,6 +65,13 @@ func (t *Target) warm2(ctx context.Context, n int) {
 	}
 	for _, c := range multi {
 		k, ok := c.room()
+		if ok && c.limit() == 0 { // it takes no stream now: more connections to it would only pile up
+			c.retire(0)
+			t.mu.Lock()
+			t.noWarm, wait = time.Now().Add(time.Second), true
+			t.mu.Unlock()
+			continue
+		}
 		if !ok || free >= n && c.retire(t.c.o.IdleTimeout) {
 			continue
 		}

@@ -31,6 +31,8 @@ type stream struct {
 	due int64
 	cut Cut
 
+	deadline time.Time // of the exchange
+
 	mu       sync.Mutex // of what follows
 	ended    bool
 	err      error
@@ -127,7 +129,9 @@ func (s *stream) data(p []byte, end bool) {
 	}
 	c, x := s.c, s.x
 	at, kernel := c.read.time(s.clk)
-	s.last = at
+	if len(p) > 0 || end { // a frame without a byte says nothing
+		s.last = at
+	}
 	if !kernel {
 		x.Clock = formats.ClockUser
 	}
@@ -163,12 +167,15 @@ func (s *stream) data(p []byte, end bool) {
 }
 
 // cutNow ends the exchange because the run is over.
-func (s *stream) cutNow() { s.over(os.ErrDeadlineExceeded) }
+func (s *stream) cutNow() {
+	s.over(os.ErrDeadlineExceeded)
+	s.c.interrupt()
+}
 
 // exchange sends the request and waits for the end of its answer. again says that it may be sent once more: the server has not looked
 // at it.
 func (c *conn2) exchange(x *formats.Exchange, w *Wire, clk Clock, due int64, deadline time.Time, retry, kept bool, cut Cut, sent func(at int64)) (again bool) {
-	s := &stream{c: c, wakes: make(chan struct{}, 1), hint: make(chan struct{}), done: make(chan struct{}), x: x, clk: clk, due: due, cut: cut}
+	s := &stream{c: c, wakes: make(chan struct{}, 1), hint: make(chan struct{}), done: make(chan struct{}), x: x, clk: clk, due: due, cut: cut, deadline: deadline}
 	defer c.release()
 	if !c.target.c.enter(s) {
 		sent(-1)
