@@ -160,6 +160,9 @@ func (v *Live) Done(l Leg) (*Measured, bool, error) {
 	out := filepath.Join(v.Dir, l.Name())
 	b, err := os.ReadFile(filepath.Join(out, "run.json"))
 	var m formats.Manifest
+	if err == nil && formats.CheckDocument(b) != nil { // a launch is not thrown away for it
+		return nil, false, fmt.Errorf("resume %s: run.json: %w", out, formats.ErrChanged)
+	}
 	whole := err == nil && json.Unmarshal(b, &m) == nil && !m.Interrupted && m.EndUnixNS > 0 && (v.Saturate == 0 || SaturatedOf(out) != "")
 	if !whole {
 		return nil, false, errors.Join(formats.Remove(out), formats.Remove(out+saturatedSuffix), formats.Remove(out+".warmup"), formats.Remove(out+".rate"))

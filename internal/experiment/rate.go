@@ -123,7 +123,7 @@ func (v *Live) rates(ctx context.Context, f *deploy.File, r *candidate.Running, 
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(found)
+	b, err := formats.MarshalDocument(found, "")
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (m *Measured) readRates(run string) error {
 	}
 	var f RateFound
 	if err == nil {
-		err = json.Unmarshal(b, &f)
+		err = cmp.Or(formats.CheckDocument(b), json.Unmarshal(b, &f))
 	}
 	if err != nil {
 		return fmt.Errorf("read the rates beside %s: %w", run, err)

@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/shadowtape/shadowtape/analyzer"
+	"github.com/shadowtape/shadowtape/formats"
 	"github.com/shadowtape/shadowtape/internal/engine"
+	"github.com/shadowtape/shadowtape/internal/experiment/verdict"
 )
 
 func TestFindRate(t *testing.T) {
@@ -54,5 +59,37 @@ func TestNightlyFindsTheRate(t *testing.T) {
 	t.Logf("%v and %v requests/s", rate[0], rate[1])
 	if r := rate[1] / rate[0]; !(r > 0.7 && r < 0.95) {
 		t.Errorf("%v and %v requests/s", rate[0], rate[1])
+	}
+}
+
+// TestDamageBesideALeg: a leg whose manifest or rates are not what was written is neither judged nor thrown away.
+func TestDamageBesideALeg(t *testing.T) {
+	leg := Leg{Pair: 1, Arm: Base, Try: 1}
+	v := &Live{Dir: t.TempDir()}
+	out := filepath.Join(v.Dir, leg.Name())
+	put := func(name string, doc any, was, is string) {
+		b, err := formats.MarshalDocument(doc, "")
+		if err == nil && !strings.Contains(string(b), was) {
+			err = errors.New("there is nothing to change")
+		}
+		if err := errors.Join(err, os.MkdirAll(out, 0o755), os.WriteFile(name, []byte(strings.Replace(string(b), was, is, 1)), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(filepath.Join(out, "run.json"), formats.Manifest{Schema: 1, EndUnixNS: 5}, `"valid":false`, `"valid":true`)
+	if _, done, err := v.Done(leg); done || !errors.Is(err, formats.ErrChanged) {
+		t.Errorf("%v, %v", done, err)
+	}
+	if _, err := os.Stat(filepath.Join(out, "run.json")); err != nil {
+		t.Error(err)
+	}
+	m := &Measured{Run: &verdict.Run{Figures: map[string]float64{}}}
+	put(out+ratesSuffix, RateFound{Schema: 1, Rate: formats.Of(12.5)}, "12.5", "12.5")
+	if err := m.readRates(out); err != nil || m.Run.Figures["slo_rate"] != 12.5 {
+		t.Errorf("%v, %v", m.Run.Figures, err)
+	}
+	put(out+ratesSuffix, RateFound{Schema: 1, Rate: formats.Of(12.5)}, "12.5", "72.5")
+	if err := m.readRates(out); !errors.Is(err, formats.ErrChanged) {
+		t.Error(err)
 	}
 }
