@@ -122,3 +122,45 @@ func TestProbesHaveDeadlines(t *testing.T) {
 		}
 	}
 }
+
+// Answers that each come in time, and together do not, end a calibration too.
+func TestCalibrationHasADeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var serving sync.WaitGroup
+		h := &counter{}
+		c, err := client.New(client.Options{Targets: []string{"http://target"}, Dial: func(context.Context, string, string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			serving.Go(func() {
+				defer theirs.Close()
+				r, err := http.ReadRequest(bufio.NewReader(theirs))
+				if err != nil {
+					return
+				}
+				w := httptest.NewRecorder()
+				if h.ServeHTTP(w, r); r.URL.Path == "/v1/chat/completions" {
+					time.Sleep(client.AskTime - time.Second)
+				}
+				w.Result().Write(theirs) // ends with the connection; fails once it has gone
+			})
+			return ours, nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		_, err = Calibrate(t.Context(), c, "m1", formats.EndpointChat)
+		if took := time.Since(began); took > calibrateTime {
+			t.Errorf("it took %v, more than %v", took, calibrateTime)
+		}
+		if err != nil {
+			t.Error(err) // two counts are all that is needed
+		}
+		began = time.Now()
+		cal := prompt.Calibration{Words: prompt.Words}
+		if CalibrateTools(t.Context(), c, "m1", &cal); time.Since(began) > calibrateTime {
+			t.Errorf("tools took %v, more than %v", time.Since(began), calibrateTime)
+		}
+		c.Close()
+		serving.Wait()
+	})
+}
