@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -150,12 +149,18 @@ func (a *app) bisect(c *cobra.Command, o bisectFlags) (err error) {
 	if err != nil {
 		return err
 	}
+	if _, err := git(c.Context(), b.repo, "merge-base", good, last); err != nil {
+		return withHint(fmt.Errorf("bisect: %s (--good) and %s (--bad) have no commit in common", o.good, o.bad), "a shallow clone has only the last commits: git fetch --unshallow")
+	}
 	n, err := git(c.Context(), b.repo, "rev-list", "--count", good+".."+last)
 	if err != nil {
 		return err
 	}
 	if n == "0" {
 		return usageError(fmt.Errorf("%s (--bad) holds no commit that %s (--good) does not", o.bad, o.good), "are they swapped?")
+	}
+	if changed, err := git(c.Context(), b.repo, "status", "--porcelain", "--untracked-files=no"); err == nil && changed != "" {
+		fmt.Fprintln(a.err, "what is changed here and not committed is no part of the search")
 	}
 	if b.trace, err = a.openTrace(o.trace); err != nil {
 		return err
@@ -304,21 +309,26 @@ func (b *bisection) tree(ctx context.Context, commit string) *tree {
 	}
 	t := &tree{dir: filepath.Join(b.o.out, "tree-"+short(commit))}
 	b.trees[commit] = t
-	if _, err := os.Stat(t.dir); err == nil { // of an interrupted call
-		git(ctx, b.repo, "worktree", "remove", "--force", t.dir)
-	}
+	git(ctx, b.repo, "worktree", "remove", "--force", t.dir) // of an interrupted call, whether its directory is still there or not
 	if _, t.err = git(ctx, b.repo, "worktree", "add", "--detach", t.dir, commit); t.err != nil {
+		return t
+	}
+	missing, err := fillSubmodules(ctx, b.repo, t.dir)
+	if t.err = err; err != nil {
 		return t
 	}
 	if b.o.build != "" {
 		c := exec.CommandContext(ctx, "sh", "-c", b.o.build)
-		c.Dir, c.WaitDelay = t.dir, 5*time.Second
+		c.Dir, c.Env, c.WaitDelay = t.dir, gitEnvironment(), 5*time.Second
 		out, err := c.CombinedOutput()
 		if err != nil {
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 			t.err = fmt.Errorf("build: %w", err)
 			if said := lines[len(lines)-1]; said != "" {
 				t.err = fmt.Errorf("build: %w: %s", err, said)
+			}
+			if len(missing) > 0 {
+				t.err = fmt.Errorf("%w (its tree lacks the submodules %s, which this repository has not checked out: git submodule update --init)", t.err, strings.Join(missing, ", "))
 			}
 			return t
 		}
@@ -342,16 +352,3 @@ func (b *bisection) clean() {
 }
 
 func short(commit string) string { return commit[:min(9, len(commit))] }
-
-// git runs git in a directory and returns its answer.
-func git(ctx context.Context, dir string, args ...string) (string, error) {
-	c := exec.CommandContext(ctx, "git", args...)
-	c.Dir = dir
-	var errs strings.Builder
-	c.Stderr = io.Writer(&errs)
-	out, err := c.Output()
-	if err != nil {
-		return "", fmt.Errorf("git %s: %w: %s", args[0], err, oneLine(errs.String()))
-	}
-	return strings.TrimSpace(string(out)), nil
-}

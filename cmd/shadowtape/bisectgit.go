@@ -40,7 +40,7 @@ func gitSearch(ctx context.Context, repo, tree, good, bad string, firstParent bo
 		return c, err
 	}
 	run := exec.CommandContext(ctx, "git", append([]string{"bisect", "run"}, step...)...)
-	run.Dir = tree
+	run.Dir, run.Env = tree, gitEnvironment()
 	var said tail
 	both := io.MultiWriter(told, &said) // one writer for both: they come in order
 	run.Stdout, run.Stderr = both, both
@@ -128,4 +128,67 @@ func commitOf(ctx context.Context, repo, flag, ref string) (string, error) {
 		return "", withHint(fmt.Errorf("bisect: %s %q is no commit of %s", flag, ref, filepath.Base(repo)), "git log --oneline lists them; a shallow clone has only the last: git fetch --unshallow")
 	}
 	return commit, nil
+}
+
+// fillSubmodules checks out in a worktree the submodules that the repository itself has, out of its own copies of them: nothing is fetched,
+// and its configuration stays as it is. It returns the paths of the others.
+func fillSubmodules(ctx context.Context, repo, tree string) (missing []string, err error) {
+	staged, err := git(ctx, tree, "ls-files", "--stage")
+	if err != nil || !strings.HasPrefix(staged, "160000 ") && !strings.Contains(staged, "\n160000 ") {
+		return nil, err
+	}
+	common, err := git(ctx, repo, "rev-parse", "--path-format=absolute", "--git-common-dir")
+	if err != nil {
+		return nil, err
+	}
+	listed, err := git(ctx, tree, "config", "--null", "--file", ".gitmodules", "--get-regexp", `^submodule\..*\.path$`)
+	if err != nil {
+		return nil, fmt.Errorf("its .gitmodules: %w", err)
+	}
+	for entry := range strings.SplitSeq(strings.TrimRight(listed, "\x00"), "\x00") {
+		name, path, _ := strings.Cut(entry, "\n")
+		name = strings.TrimSuffix(strings.TrimPrefix(name, "submodule."), ".path")
+		own := filepath.Join(common, "modules", filepath.FromSlash(name))
+		if _, err := os.Stat(own); err != nil {
+			missing = append(missing, path)
+			continue
+		}
+		if _, err := git(ctx, tree, "-c", "submodule."+name+".url="+own, "-c", "protocol.file.allow=always", "submodule", "update", "--init", "--", path); err != nil {
+			return nil, fmt.Errorf("submodule %s: %w", path, err)
+		}
+		below, err := fillSubmodules(ctx, filepath.Join(repo, path), filepath.Join(tree, path))
+		if err != nil {
+			return nil, fmt.Errorf("submodule %s: %w", path, err)
+		}
+		for _, m := range below {
+			missing = append(missing, path+"/"+m)
+		}
+	}
+	return missing, nil
+}
+
+// gitEnvironment is the environment without what a hook of git's sets: it would name another repository, or another index, than the directory
+// does.
+func gitEnvironment() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		switch name {
+		case "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_QUARANTINE_PATH":
+			return true
+		}
+		return false
+	})
+}
+
+// git runs git in a directory and returns its answer.
+func git(ctx context.Context, dir string, args ...string) (string, error) {
+	c := exec.CommandContext(ctx, "git", args...)
+	c.Dir, c.Env = dir, gitEnvironment()
+	var errs strings.Builder
+	c.Stderr = io.Writer(&errs)
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w: %s", args[0], err, oneLine(errs.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
 }
