@@ -11,8 +11,10 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -194,8 +196,23 @@ func (a *app) report(err error) int {
 	return code
 }
 
-// oneLine keeps an error to one line: joined errors are separated by semicolons.
-func oneLine(s string) string { return strings.Join(strings.Split(strings.TrimSpace(s), "\n"), "; ") }
+// oneLine keeps an error to one line: joined errors are separated by semicolons, and what a file or server has brought in moves no cursor.
+func oneLine(s string) string {
+	s = strings.Join(strings.Split(strings.TrimSpace(s), "\n"), "; ")
+	moves := func(r rune) bool { return r != '\t' && unicode.IsControl(r) }
+	if !strings.ContainsFunc(s, moves) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if moves(r) {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
 
 // exitError gives an error an exit code and a hint. A nil err exits without a message: the answer on stdout has said it.
 type exitError struct {
