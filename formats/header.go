@@ -48,6 +48,12 @@ type Counters struct {
 	Notes    map[string]int64 `json:"notes,omitempty"`
 }
 
+// DiskFull is why a recorder dropped an exchange that its writer refused with ErrFull: Reasons has it as one of those dropped.
+const (
+	DiskFull    = "disk_full"
+	droppedFull = "dropped_" + DiskFull
+)
+
 // plus adds two accounts up; neither is changed.
 func (c Counters) plus(d Counters) Counters {
 	sum := func(a, b map[string]int64) map[string]int64 {

@@ -482,6 +482,80 @@ func TestStillFullAtClose(t *testing.T) {
 	}
 }
 
+// What a full disk kept out is still known after repair, whether the writer was closed or killed, and one that ended meanwhile counts once:
+// as a row that was cut short where it was killed or closed before there was room, as dropped where there was room again.
+func TestFullDiskIsCounted(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		again, closed     bool
+		rows, cut, missed int64
+	}{{"killed", false, false, 4, 2, 4}, {"closed", false, true, 4, 2, 4}, {"killed with room again", true, false, 4, 1, 5}} {
+		where := filepath.Join(t.TempDir(), "t")
+		if err := os.Mkdir(where, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Test(t, func(t *testing.T) {
+			full := false
+			plain := openAppend
+			openAppend = func(name string) (appendFile, error) {
+				f, err := plain(name)
+				return smallAppend{f, &full}, err
+			}
+			defer func() { openAppend = plain }()
+			w := newWriter(where, smallDisk{directory(where), &full}, Header{}, SegmentOptions{Journal: true})
+			must := func(err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatal(c.name, err)
+				}
+			}
+			must(w.begin())
+			ended, flying := row(1), row(2)
+			must(w.Begin(ended))
+			must(w.Begin(flying))
+			must(w.Write(row(3)))
+			must(w.Write(row(4)))
+			full = true
+			for i, x := range []*Exchange{ended, row(5), row(6), row(7), row(8)} {
+				if err := w.Write(x); !errors.Is(err, ErrFull) {
+					t.Fatal(c.name, err)
+				}
+				_ = w.Forget(x.ExchangeID)
+				n := int64(i + 1)
+				w.Header().Counters = Counters{Seen: 2 + n, Written: 2, Dropped: n, Reasons: map[string]int64{droppedFull: n}}
+			}
+			time.Sleep(2 * retryEvery)
+			must(w.Rotate())
+			if full = !c.again; c.again {
+				time.Sleep(2 * retryEvery)
+				must(w.Write(row(9)))
+			}
+			if c.closed {
+				_ = w.Forget(flying.ExchangeID)
+				w.Header().Counters = Counters{Seen: 8, Written: 2, Dropped: 6, Reasons: map[string]int64{droppedFull: 6}}
+				if err := w.Close(); !errors.Is(err, ErrFull) {
+					t.Fatal(c.name, err)
+				}
+			} else {
+				must(w.lock.Close())
+			}
+		})
+		r, err := Repair(where)
+		if err != nil {
+			t.Fatal(c.name, err)
+		}
+		tr, err := Open(where)
+		if err != nil {
+			t.Fatal(c.name, err)
+		}
+		got := tr.Header.Counters
+		want := Counters{Seen: c.rows + c.missed, Written: c.rows, Dropped: c.missed, Reasons: map[string]int64{droppedFull: c.missed}, Notes: map[string]int64{"recovered": c.rows}}
+		if d := cmp.Diff(want, got); d != "" || r.CutShort != c.cut || len(tr.Warnings) > 0 {
+			t.Errorf("%s: %+v, %q: %s", c.name, r, tr.Warnings, d)
+		}
+	}
+}
+
 // TestKilled kills a process that records, again and again at a random moment, and goes on with what it left: no row that the process
 // had reported as written may be missing, none may be there twice, and what was in flight is marked.
 func TestKilled(t *testing.T) {

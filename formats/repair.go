@@ -139,6 +139,7 @@ type repairer struct {
 	flying map[int64]*Exchange
 	order  []int64 // of those in flight
 	last   Header  // of the last journal
+	rows   int64   // of all journals
 }
 
 // segment looks at a committed segment and sets it aside if it cannot be read.
@@ -264,6 +265,7 @@ func (r *repairer) rebuild(name string, rows []*Exchange) error {
 	}
 	r.last = h
 	r.good[name] = segmentInfo{header: h}
+	r.rows += int64(len(rows))
 	r.Rebuilt = append(r.Rebuilt, name)
 	for _, x := range rows {
 		if x.EndReason != EndCaptureCut {
@@ -301,7 +303,29 @@ func (r *repairer) header() error {
 		}
 	}
 	h.StartUnixNS, h.EndUnixNS = all.from, all.to
+	h.Counters = r.counted(h.Counters)
 	return putJSON(r.dir, traceFile, h)
+}
+
+// counted is what a journal's header and the rows of journals come to, with what was left out since, where trace.json was written later: a
+// writer whose disk is full has no other place for it.
+func (r *repairer) counted(c Counters) Counters {
+	var h Header
+	if err := readJSON(r.dir, traceFile, &h); err != nil || h.Counters.Seen <= c.Seen-r.rows {
+		return c
+	}
+	told := h.Counters
+	begun := max(0, min(told.Notes[begunNote], told.Reasons[droppedFull], r.CutShort)) // dropped then, rows now
+	later := c.Written - told.Written - begun
+	if later < 0 {
+		return c
+	}
+	told.Reasons, told.Notes = maps.Clone(told.Reasons), maps.Clone(told.Notes)
+	delete(told.Notes, begunNote)
+	if told.Dropped -= begun; begun > 0 {
+		told.Reasons[droppedFull] -= begun
+	}
+	return told.plus(Counters{Seen: later, Written: later + begun, Notes: map[string]int64{"recovered": r.rows}})
 }
 
 // resume goes on with a trace: it is repaired, and the new writer continues its numbers and counters.
@@ -374,12 +398,18 @@ func (w *Writer) stall() {
 	w.open, w.object, w.stalled, w.tried = nil, nil, true, time.Now()
 }
 
-// recover tries, once a second, to make the segment that was lost again out of its journal. It reports whether there is room again.
-func (w *Writer) recover() bool {
+// recover tries, once a second, to make the segment that was lost again out of its journal. It reports whether there is room again; where
+// there is none trace.json still says what was left out.
+func (w *Writer) recover() (room bool) {
 	if time.Since(w.tried) < retryEvery {
 		return false
 	}
 	w.tried = time.Now()
+	defer func() {
+		if !room {
+			w.amend()
+		}
+	}()
 	if w.journal == nil { // nothing was open
 		if err := w.next(); err != nil && diskFull(err) {
 			return false
@@ -399,11 +429,17 @@ func (w *Writer) recover() bool {
 	if err == nil {
 		err = s.flushGroup()
 	}
+	for _, id := range w.gone {
+		if err == nil {
+			err = w.journal.forget(id)
+		}
+	}
 	if err != nil {
 		o.Discard()
 		return false
 	}
-	w.open, w.object, w.stalled = s, o, false
+	w.open, w.object, w.stalled, w.gone = s, o, false, nil
+	_ = w.putHeader() // without the note of those that are forgotten now; the next segment's end says it again
 	return true
 }
 

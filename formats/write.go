@@ -1,6 +1,7 @@
 package formats
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -69,6 +70,7 @@ type Writer struct {
 	expired int64 // rows that the quota deleted
 	journal *journal
 	flying  map[int64][]byte // journal bodies of the exchanges in flight
+	gone    []int64          // exchanges that ended while the disk was full: the open journal still has them in flight
 	stalled bool             // the open segment was lost to a full disk; its rows are in the journal
 	tried   time.Time
 	server  *sampleLog[ServerSample] // nil where none was written
@@ -261,10 +263,17 @@ func (w *Writer) Forget(id int64) error {
 		return w.err
 	}
 	delete(w.flying, id)
-	if w.journal == nil || w.stalled {
+	if w.journal == nil {
 		return nil
 	}
-	return w.fail(w.journal.forget(id))
+	var err error
+	if !w.stalled {
+		err = w.fail(w.journal.forget(id))
+	}
+	if w.stalled {
+		w.gone = append(w.gone, id)
+	}
+	return err
 }
 
 func (w *Writer) number(x *Exchange) {
@@ -393,7 +402,10 @@ func (w *Writer) commit(more bool) error {
 	if err := w.enforceQuota(); err != nil {
 		return err
 	}
-	if err := w.putHeader(); err != nil && !diskFull(err) {
+	switch err := w.putHeader(); {
+	case diskFull(err):
+		w.amend()
+	case err != nil:
 		return err
 	}
 	return nil
@@ -414,6 +426,43 @@ func (w *Writer) header() Header {
 }
 
 func (w *Writer) putHeader() error { return putJSON(w.store, traceFile, w.header()) }
+
+// begunNote counts, in the trace.json of a writer whose disk is full, those dropped whose beginning the journal holds.
+const begunNote = "begun"
+
+// amend writes over trace.json what is counted by now, where the disk has no room for another file. A block has some behind so small a
+// document; where it has none the document stays as it was.
+func (w *Writer) amend() {
+	if !w.o.Journal {
+		return
+	}
+	h := w.header()
+	if len(w.gone) > 0 {
+		h.Counters = h.Counters.plus(Counters{Notes: map[string]int64{begunNote: int64(len(w.gone))}})
+	}
+	if b, err := MarshalDocument(h, "  "); err == nil {
+		_ = overwrite(filepath.Join(w.where, traceFile), append(b, '\n')) // the disk is full: that is known
+	}
+}
+
+// overwrite puts other content into a file, in the blocks that it has. Where they do not hold it the file is as it was.
+func overwrite(name string, b []byte) error {
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	old, err := io.ReadAll(f)
+	if err != nil || bytes.Equal(old, b) {
+		return errors.Join(err, f.Close())
+	}
+	size := len(b)
+	if _, err = f.WriteAt(b, 0); err != nil {
+		size = len(old)
+		_, back := f.WriteAt(old, 0)
+		err = errors.Join(err, back)
+	}
+	return errors.Join(err, f.Truncate(int64(size)), f.Sync(), f.Close())
+}
 
 // putJSON writes a small JSON document whole.
 func putJSON(s Store, name string, v any) error {
@@ -443,6 +492,7 @@ func (w *Writer) Close() error {
 
 func (w *Writer) close() error {
 	if w.err != nil {
+		w.amend()
 		if w.object != nil {
 			w.err = errors.Join(w.err, w.object.Discard())
 			w.object = nil

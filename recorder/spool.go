@@ -91,7 +91,7 @@ const (
 // The reasons for which a spool drops exchanges.
 const (
 	droppedQueue  = "queue_full"
-	droppedDisk   = "disk_full"
+	droppedDisk   = formats.DiskFull
 	droppedWriter = "writer_failed"
 	droppedClosed = "after_the_end"
 )
