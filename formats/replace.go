@@ -73,6 +73,15 @@ func Replace(where string) (*Replacement, error) {
 	return r, nil
 }
 
+// Replaceable says why Replace would refuse what stands at a name, or nil: for whoever has something to do first.
+func Replaceable(where string) error {
+	r, err := Replace(where)
+	if err != nil {
+		return err
+	}
+	return r.Discard()
+}
+
 // Commit puts the new one in the place of the old one, and removes that. Where it fails the new one is kept, and the error says where.
 func (r *Replacement) Commit() error {
 	if r.dir == "" {

@@ -107,3 +107,21 @@ func TestOutEverywhere(t *testing.T) {
 		}
 	}
 }
+
+// What --force cannot replace is known before a candidate is started.
+func TestForceBeforeTheStart(t *testing.T) {
+	dir := t.TempDir()
+	trace, out, started := filepath.Join(dir, "trace"), filepath.Join(dir, "out"), filepath.Join(dir, "started")
+	writeTrace(t, trace, 3)
+	if err := os.Mkdir(out, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(out, "thesis.txt"), "precious")
+	deployment := write(t, filepath.Join(dir, "d.yaml"), "process: [touch, "+started+"]\ndialect: sim\nport: 1\n")
+	if code, _, errs := invoke("replay", trace, "--deploy", deployment, "-o", out, "--force"); code != exitFailed || !strings.Contains(errs, "thesis.txt in it is not part of a trace or run") {
+		t.Errorf("exit %d, %s", code, errs)
+	}
+	if _, err := os.Stat(started); err == nil {
+		t.Error("the candidate was started first")
+	}
+}

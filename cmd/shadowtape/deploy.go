@@ -212,6 +212,11 @@ func (a *app) replayDeployed(c *cobra.Command, where string, o replayFlags, run 
 	if _, err := os.Stat(o.out); err == nil && !o.force { // known before a start that may take minutes
 		return withHint(fmt.Errorf("create run %s: %w", o.out, os.ErrExist), "--force replaces it")
 	}
+	if o.force {
+		if err := formats.Replaceable(o.out); err != nil {
+			return err
+		}
+	}
 	if there, err := formats.Exists(where); err != nil || !there {
 		return fmt.Errorf("open trace %s: %w", where, cmp.Or(err, fs.ErrNotExist))
 	}
