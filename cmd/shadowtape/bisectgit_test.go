@@ -181,6 +181,7 @@ func TestBisectDrivesGit(t *testing.T) {
 	if testing.Short() {
 		t.Skip("skipped by -short: starts servers")
 	}
+	t.Parallel() // it waits, for servers and their answers
 	path, trace, r := program(t), shortTrace(t), newToy(t)
 	out := filepath.Join(t.TempDir(), "out")
 	var commits []string

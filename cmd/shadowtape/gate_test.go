@@ -244,6 +244,7 @@ func TestBisectStep(t *testing.T) {
 	if testing.Short() {
 		t.Skip("skipped by -short: starts servers")
 	}
+	t.Parallel() // it waits, for servers and their answers
 	path, trace, repo := program(t), shortTrace(t), t.TempDir()
 	out := filepath.Join(t.TempDir(), "out")
 	run := func(args ...string) string {
