@@ -7,9 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // evenLoad is server and clients of TestBenchProxy in one thread that never sleeps: events leave one by one, as they are due, and are read
@@ -71,33 +70,33 @@ func runEven(server, front string, streams int, length time.Duration) (*benchTim
 	defer runtime.UnlockOSThread()
 	e := &evenLoad{server: map[int]*evenConn{}, client: map[int]int{}, buffer: make([]byte, 64<<10)}
 	var err error
-	if e.listener, err = evenSocket(server, func(fd int, a unix.Sockaddr) error {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-		return errors.Join(unix.Bind(fd, a), unix.Listen(fd, 4096))
+	if e.listener, err = evenSocket(server, func(fd int, a syscall.Sockaddr) error {
+		_ = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+		return errors.Join(syscall.Bind(fd, a), syscall.Listen(fd, 4096))
 	}); err != nil {
 		return nil, err
 	}
-	defer unix.Close(e.listener)
-	if e.epoll, err = unix.EpollCreate1(0); err != nil {
+	defer syscall.Close(e.listener)
+	if e.epoll, err = syscall.EpollCreate1(0); err != nil {
 		return nil, err
 	}
-	defer unix.Close(e.epoll)
+	defer syscall.Close(e.epoll)
 	if err := e.add(e.listener); err != nil {
 		return nil, err
 	}
 	defer func() {
 		for fd := range e.server {
-			unix.Close(fd)
+			syscall.Close(fd)
 		}
 	}()
 	now := time.Now()
 	e.end = now.Add(time.Second + length)
 	for i := range streams {
-		fd, err := evenSocket(front, unix.Connect)
+		fd, err := evenSocket(front, syscall.Connect)
 		if err != nil {
 			return nil, err
 		}
-		defer unix.Close(fd)
+		defer syscall.Close(fd)
 		if err := e.add(fd); err != nil {
 			return nil, err
 		}
@@ -114,36 +113,36 @@ func runEven(server, front string, streams int, length time.Duration) (*benchTim
 }
 
 // evenSocket is a socket that Go's own poller knows nothing of.
-func evenSocket(address string, begin func(int, unix.Sockaddr) error) (int, error) {
+func evenSocket(address string, begin func(int, syscall.Sockaddr) error) (int, error) {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return -1, err
 	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	if err := errors.Join(begin(fd, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}), unix.SetNonblock(fd, true)); err != nil {
-		return -1, errors.Join(fmt.Errorf("%s: %w", address, err), unix.Close(fd))
+	_ = syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1)
+	if err := errors.Join(begin(fd, &syscall.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}), syscall.SetNonblock(fd, true)); err != nil {
+		return -1, errors.Join(fmt.Errorf("%s: %w", address, err), syscall.Close(fd))
 	}
 	return fd, nil
 }
 
 func (e *evenLoad) add(fd int) error {
-	return unix.EpollCtl(e.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
+	return syscall.EpollCtl(e.epoll, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: syscall.EPOLLIN, Fd: int32(fd)})
 }
 
 func (e *evenLoad) accept() error {
 	for {
-		fd, _, err := unix.Accept4(e.listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		if err == unix.EAGAIN || err == unix.EINTR {
+		fd, _, err := syscall.Accept4(e.listener, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
+		if err == syscall.EAGAIN || err == syscall.EINTR {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		_ = syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1)
 		e.server[fd] = &evenConn{fd: fd}
 		if err := e.add(fd); err != nil {
 			return err
@@ -153,7 +152,7 @@ func (e *evenLoad) accept() error {
 
 // run goes on until the end has passed and every answer has come.
 func (e *evenLoad) run() error {
-	events := make([]unix.EpollEvent, 256)
+	events := make([]syscall.EpollEvent, 256)
 	open := len(e.streams)
 	last := e.end.Add(10 * time.Second)
 	for open > 0 {
@@ -161,8 +160,8 @@ func (e *evenLoad) run() error {
 		if now.After(last) {
 			return fmt.Errorf("%d answers did not end within 10 s", open)
 		}
-		n, err := unix.EpollWait(e.epoll, events, 0)
-		if err != nil && err != unix.EINTR {
+		n, err := syscall.EpollWait(e.epoll, events, 0)
+		if err != nil && err != syscall.EINTR {
 			return err
 		}
 		for i := range max(n, 0) {
@@ -193,13 +192,13 @@ func (e *evenLoad) run() error {
 
 // asked reads a request.
 func (e *evenLoad) asked(c *evenConn) error {
-	n, err := unix.Read(c.fd, e.buffer)
+	n, err := syscall.Read(c.fd, e.buffer)
 	if err != nil {
 		return ignore(err)
 	}
 	if n == 0 { // a proxy that gives an idle connection up
 		delete(e.server, c.fd)
-		return unix.Close(c.fd)
+		return syscall.Close(c.fd)
 	}
 	if c.request = append(c.request, e.buffer[:n]...); !bytes.HasSuffix(c.request, []byte("}")) {
 		return nil
@@ -235,7 +234,7 @@ func (e *evenLoad) send(d evenEvent) error {
 // answered reads what has come for a stream; true if it was the last that it asked for.
 func (e *evenLoad) answered(i int) (ended bool, err error) {
 	s := &e.streams[i]
-	n, err := unix.Read(s.fd, e.buffer)
+	n, err := syscall.Read(s.fd, e.buffer)
 	if err != nil {
 		return false, ignore(err)
 	}
@@ -268,7 +267,7 @@ func (e *evenLoad) answered(i int) (ended bool, err error) {
 }
 
 func ignore(err error) error {
-	if err == unix.EAGAIN || err == unix.EINTR {
+	if err == syscall.EAGAIN || err == syscall.EINTR {
 		return nil
 	}
 	return err
@@ -276,7 +275,7 @@ func ignore(err error) error {
 
 func writeAll(fd int, b []byte) error {
 	for len(b) > 0 {
-		n, err := unix.Write(fd, b)
+		n, err := syscall.Write(fd, b)
 		if err != nil && ignore(err) != nil {
 			return err
 		}
