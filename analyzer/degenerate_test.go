@@ -51,3 +51,21 @@ func TestDegenerateRuns(t *testing.T) {
 		}
 	}
 }
+
+// An answer that came before its request, or ended before it began, as two clocks may have it, has no latency: none below 0 is one.
+func TestNoLatencyIsNegative(t *testing.T) {
+	var xs []*formats.Exchange
+	for i, at := range [][4]int64{{0, 6e6, 4e6, 5e6}, {0, -5e6, -1e6, -9e6}, {7e6, 1e6, 4e6, 5e6}, {1e6, 2e6, 7e6, 8e6}} { // sent, first, last, end
+		xs = append(xs, &formats.Exchange{ExchangeID: int64(i + 1), Phase: formats.PhaseRecord, ArrivalUnixNS: 1e18 + int64(i)*1e9, Status: formats.Of[int32](200), EndReason: formats.EndComplete,
+			SentNS: formats.Of(at[0]), FirstTokenNS: formats.Of(at[1]), LastTokenNS: formats.Of(at[2]), EndNS: formats.Of(at[3]), OutputTokens: formats.Of[int64](6)})
+	}
+	s, err := Summarize(RunOf("r", nil, xs, nil), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, n := range map[string]uint64{"ttft": 3, "ttft_from_send": 2, "tpot": 3, "e2el": 3, "e2el_from_send": 2, "end": 3} {
+		if m := s.Metrics[name]; m.N != n || m.Mean.V < 0 {
+			t.Errorf("%s: %d samples, mean %v", name, m.N, m.Mean)
+		}
+	}
+}

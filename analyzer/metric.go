@@ -112,7 +112,7 @@ var metrics = []Metric{
 		Definition: "last response byte − scheduled time",
 		Notes:      "Complete answers only. The difference to e2el is the tail after the last token: usage, [DONE], the end of the connection's answer.",
 		Samples: func(x *formats.Exchange, yield func(value, weight float64)) {
-			if complete(x) && x.EndNS.Valid {
+			if complete(x) && x.EndNS.Valid && x.EndNS.V >= 0 {
 				yield(float64(x.EndNS.V)/nsPerMS, 1)
 			}
 		},
@@ -163,14 +163,14 @@ func answered(x *formats.Exchange) bool {
 func since(at func(*formats.Exchange) (formats.Null[int64], bool), counts func(*formats.Exchange) bool, fromSend bool) func(*formats.Exchange, func(value, weight float64)) {
 	return func(x *formats.Exchange, yield func(value, weight float64)) {
 		t, use := at(x)
-		if !use || !t.Valid || !counts(x) {
+		start := formats.Of(int64(0))
+		if fromSend {
+			start = x.SentNS
+		}
+		if !use || !t.Valid || !counts(x) || !start.Valid || t.V < start.V { // a moment before its start was seen by two clocks: it says nothing
 			return
 		}
-		if !fromSend {
-			yield(float64(t.V)/nsPerMS, 1)
-		} else if x.SentNS.Valid {
-			yield(float64(t.V-x.SentNS.V)/nsPerMS, 1)
-		}
+		yield(float64(t.V-start.V)/nsPerMS, 1)
 	}
 }
 
@@ -194,7 +194,7 @@ func tpot(x *formats.Exchange, yield func(value, weight float64)) {
 
 // spans visits milliseconds a token after the first event, of each choice; use is false where its first or last event is untimely.
 func spans(x *formats.Exchange, visit func(perToken float64, use bool)) {
-	if !answered(x) || !x.FirstTokenNS.Valid || !x.LastTokenNS.Valid {
+	if !answered(x) || !x.FirstTokenNS.Valid || !x.LastTokenNS.Valid || x.LastTokenNS.V < x.FirstTokenNS.V {
 		return
 	}
 	if x.N.Or(1) > 1 || len(x.EventChoice) > 0 {

@@ -103,6 +103,9 @@ func (t *Trace) list() (unfinished bool, err error) {
 			t.segments = append(t.segments, e.Name)
 		}
 	}
+	if len(es) > 0 && !slices.ContainsFunc(es, func(e Entry) bool { return !strings.HasSuffix(e.Name, damagedSuffix) }) {
+		return false, fmt.Errorf("every segment of it is damaged and was set aside (%s): take them from a copy", es[0].Name)
+	}
 	return len(t.segments) == 0 && len(es) > 0, nil
 }
 

@@ -360,6 +360,9 @@ func (p Profile) Text(w io.Writer) error {
 	}
 	if p.Exchanges == 0 {
 		line("it is empty: there is no exchange to describe")
+		for _, warning := range p.Warnings {
+			line("warning: %s", warning)
+		}
 		return b.Flush()
 	}
 	line("arrivals       gaps vary by %s (1 is Poisson)", figure.Cell(p.InterarrivalCV))

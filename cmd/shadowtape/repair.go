@@ -31,7 +31,17 @@ A trace that is in order is left as it is; one that is being written is refused.
 				return json.NewEncoder(a.out).Encode(repairAnswer{r.Segments, r.Recovered, r.CutShort, r.Torn, list(r.Rebuilt), list(r.Samples), list(r.Removed), list(r.Damaged)})
 			}
 			if r.Segments == 0 {
-				defer func() { fmt.Fprintf(a.out, "  it is an empty trace: no exchange had begun\n") }()
+				t, err := formats.Open(args[0])
+				defer func() {
+					switch {
+					case err != nil:
+						fmt.Fprintf(a.out, "  nothing is left to read: %v\n", err)
+					case len(t.Warnings) > 0:
+						fmt.Fprintf(a.out, "  it holds no exchange: %s\n", t.Warnings[0])
+					default:
+						fmt.Fprintf(a.out, "  it is an empty trace: no exchange had begun\n")
+					}
+				}()
 			}
 			if len(r.Rebuilt)+len(r.Samples)+len(r.Removed)+len(r.Damaged) == 0 {
 				fmt.Fprintf(a.out, "%s: in order, %d segments\n", args[0], r.Segments)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -91,4 +92,37 @@ func TestEmptyRecording(t *testing.T) {
 	if code, out, errs := call("inspect", t.TempDir()); code != exitFailed || !strings.Contains(errs, "no segments") {
 		t.Errorf("a directory that is no trace: exit %d, stdout %q, stderr %q", code, out, errs)
 	}
+}
+
+// TestNothingIsLeft: a trace whose every segment is damaged, or gone, is not called an empty one, and nothing sends its owner to repair again.
+func TestNothingIsLeft(t *testing.T) {
+	where := filepath.Join(t.TempDir(), "t")
+	w, err := formats.Create(where, formats.Header{SourceKind: "proxy"}, formats.SegmentOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Write(&formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: 1e18}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	segment := filepath.Join(where, "exchanges-00001.parquet")
+	if err := os.WriteFile(segment, []byte("PAR1"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	check := func(want string, args ...string) {
+		t.Helper()
+		var out, errs bytes.Buffer
+		code := run(context.Background(), args, strings.NewReader(""), &out, &errs)
+		said := out.String() + errs.String()
+		if strings.Contains(said, "no exchange had begun") || strings.Contains(said, "shadowtape repair brings back") || !strings.Contains(said, want) {
+			t.Errorf("%s: exit %d: %q", args, code, said)
+		}
+	}
+	check("every segment of it is damaged and was set aside (exchanges-00001.parquet.damaged): take them from a copy", "repair", where)
+	check("every segment of it is damaged", "repair", where)
+	check("every segment of it is damaged", "inspect", where)
+	if err := os.Remove(segment + ".damaged"); err != nil {
+		t.Fatal(err)
+	}
+	check("counts 1 exchanges written, and 0 are here", "repair", where)
+	check("counts 1 exchanges written, and 0 are here", "inspect", where)
 }

@@ -138,7 +138,7 @@ func (f logFormat) match(line string, values map[string]string) error {
 
 // accessLog reads a log line by line with what one server calls its variables.
 func accessLog(in *input, format logFormat, read func(v map[string]string, x *formats.Exchange) error) formats.Decoder {
-	l := lines{r: in.r}
+	l := in.lines()
 	in.header.TimeBase = "absolute"
 	values := map[string]string{}
 	return func(x *formats.Exchange) error {

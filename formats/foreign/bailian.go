@@ -21,7 +21,7 @@ type bailianRow struct {
 // bailian reads Qwen-Bailian's JSON lines: seconds from the trace's start, 16-token blocks, a chat id for each turn and the id of the
 // turn before it. A chat whose earlier turns are outside the trace is a session that begins with the turn it names.
 func bailian(in *input) (formats.Decoder, error) {
-	l := lines{r: in.r}
+	l := in.lines()
 	var samples []sample
 	for line := range bytes.Lines(in.peek()) {
 		var row bailianRow

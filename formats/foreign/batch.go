@@ -12,7 +12,7 @@ import (
 // openAIBatch reads the input and the output files of OpenAI's batch API. There are no times: all requests arrive at once, in the order
 // of the file. An input states no token counts; they are estimated from its text, and marked so.
 func openAIBatch(in *input) (formats.Decoder, error) {
-	l := lines{r: in.r}
+	l := in.lines()
 	in.header.TimeBase = "relative"
 	if in.header.Extra == nil {
 		in.header.Extra = map[string]any{}
@@ -49,7 +49,7 @@ func openAIBatch(in *input) (formats.Decoder, error) {
 			x.ErrorKind = formats.ErrorUnsaid
 			return nil
 		case len(row.Body) > 0:
-			return batchRequest(x, &l, row.URL, row.Body, in)
+			return batchRequest(x, l, row.URL, row.Body, in)
 		}
 		return l.left("no_body")
 	}, nil

@@ -37,7 +37,7 @@ type dynamoRow struct {
 // dynamo reads the request traces of NVIDIA Dynamo: the request_end events; tool events are left out. The hashes are chained over the
 // prompt's blocks, as ours are.
 func dynamo(in *input) (formats.Decoder, error) {
-	l := lines{r: in.r}
+	l := in.lines()
 	in.header.TimeBase, in.header.Prompts = "absolute", promptsCumulative
 	var rule blockRule
 	return func(x *formats.Exchange) error {

@@ -60,6 +60,22 @@ type input struct {
 	part    int   // number of the file, from 0
 	rows    int64 // exchange ids that earlier files took
 	closers []io.Closer
+	row     func() int64 // number of the row that was read last; nil where rows are not numbered
+}
+
+// at is the number of the row that was read last: the n-th, where rows have none of their own.
+func (in *input) at(n int64) int64 {
+	if in.row == nil {
+		return n
+	}
+	return in.row()
+}
+
+// lines is the content line by line.
+func (in *input) lines() *lines {
+	l := &lines{r: in.r}
+	in.row = func() int64 { return l.row }
+	return l
 }
 
 // newReader is a file that is read alone.
@@ -243,7 +259,7 @@ func (f Format) check(in *input) error {
 	if other, err := guess(head); err == nil {
 		return fmt.Errorf("this is no %s: it looks like %s", f.Name, other.Name)
 	}
-	return fmt.Errorf("this is no %s: it has none of its fields (%s)", f.Name, f.Fields)
+	return fmt.Errorf("this is no %s: its fields are not all there (%s)", f.Name, f.Fields)
 }
 
 // guess finds the format that some content looks like.
@@ -280,7 +296,7 @@ func decodeAll(ctx context.Context, next formats.Decoder, in *input, s *sorter, 
 			return nil
 		}
 		if r.Read++; err == nil {
-			err = possible(x, r.Read)
+			err = possible(x, in.at(r.Read))
 		}
 		var bad *formats.RowError
 		switch {

@@ -139,7 +139,11 @@ func TestWrongFormat(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	_, err = importText(t, "mooncake", Options{}, "hello\n")
-	if err == nil || !strings.Contains(err.Error(), "this is no mooncake: it has none of its fields") {
+	if err == nil || !strings.Contains(err.Error(), "this is no mooncake: its fields are not all there") {
+		t.Errorf("error %v", err)
+	}
+	_, err = importText(t, "rows", Options{}, "arrival_unix_ns,input_tokens\n1,2\n")
+	if err == nil || !strings.Contains(err.Error(), "exchange_id and arrival_unix_ns at least") {
 		t.Errorf("error %v", err)
 	}
 	if _, err := Named("nothing"); err == nil || !strings.Contains(err.Error(), "azure-llm") {
@@ -231,4 +235,28 @@ func TestCancelled(t *testing.T) {
 // newInput is a file for a decoder alone.
 func newInput(text string) *input {
 	return &input{name: "x", r: bufio.NewReaderSize(strings.NewReader(text), 1<<20), header: &formats.Header{}, notes: map[string]int64{}, hash: newHasher([]byte("key"))}
+}
+
+// What is wrong with a row is said of the same row whether its text or its meaning is: headers, blank lines and rows of earlier files do not shift it.
+func TestRowsAreNumberedAsTheyStand(t *testing.T) {
+	rows := "exchange_id,arrival_unix_ns\n\n1,1000\n2,x\n3,9223372036854775807\n"
+	json := "{\"timestamp\":0,\"input_length\":1,\"output_length\":1}\n\n{\"timestamp\":9e15,\"input_length\":1,\"output_length\":1}\n"
+	for _, c := range []struct {
+		format string
+		texts  []string
+		want   []string
+	}{
+		{"rows", []string{rows, rows}, []string{"a.txt, row 4: ", "a.txt, row 5: ", "b.txt, row 4: ", "b.txt, row 5: "}},
+		{"mooncake", []string{json}, []string{"a.txt, row 3: "}},
+	} {
+		got := mustImport(t, c.format, Options{}, c.texts...).Warnings
+		if len(got) != len(c.want) {
+			t.Fatalf("%s: %q", c.format, got)
+		}
+		for i, w := range c.want {
+			if !strings.HasPrefix(got[i], w) {
+				t.Errorf("%s: %q, not %q", c.format, got[i], w)
+			}
+		}
+	}
 }

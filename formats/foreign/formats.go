@@ -6,7 +6,7 @@ import "bytes"
 var importers = []Format{
 	{
 		Name: "rows", Summary: "what export csv and export jsonl wrote",
-		Fields: "the columns of docs/FORMAT.md by name",
+		Fields: "the columns of docs/FORMAT.md by name, exchange_id and arrival_unix_ns at least",
 		detect: looksLikeOwn,
 		open:   ownRows,
 	},

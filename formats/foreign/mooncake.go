@@ -29,7 +29,7 @@ type conversation struct {
 // 512-token blocks, a partial tail counting as one. Other tools write it with session_id, with delay (milliseconds after the session's
 // last turn) instead of a timestamp, and with text_input instead of a length, which is then estimated.
 func mooncake(in *input) (formats.Decoder, error) {
-	l := lines{r: in.r}
+	l := in.lines()
 	rule, ruled := mooncakeRule(in)
 	if ruled {
 		rule.describe(in.header)

@@ -32,6 +32,7 @@ type records struct {
 // newRecords looks at the content to see which it is.
 func newRecords(in *input, under string) (*records, error) {
 	r := &records{under: under, value: &portion{r: in.r}}
+	in.row = func() int64 { return r.row }
 	head := bytes.TrimLeft(in.peek(), " \t\r\n")
 	if len(head) == 0 {
 		return nil, errors.New("the file is empty")

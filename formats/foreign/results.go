@@ -110,7 +110,7 @@ func readResult(ctx context.Context, next formats.Decoder, in *input, r *Report,
 			return rows, nil
 		}
 		if r.Read++; err == nil {
-			err = possible(x, r.Read)
+			err = possible(x, in.at(r.Read))
 		}
 		var bad *formats.RowError
 		switch {
