@@ -72,13 +72,19 @@ func located(name string) string {
 	return filepath.ToSlash(p)
 }
 
-// openTrace opens a trace or run, and says what in it does not add up.
+// openTrace opens a trace or run whose requests are to be used, and says what in it does not add up, and what it lacks of its load.
 func (a *app) openTrace(where string) (*formats.Trace, error) {
 	t, err := formats.Open(where)
-	if err == nil {
-		a.warn(where, t.Warnings)
+	if err != nil {
+		return t, err
 	}
-	return t, err
+	a.warn(where, t.Warnings)
+	if m := t.Manifest; m != nil && m.Interrupted {
+		a.warn(where, []string{fmt.Sprintf("this run was cut short: its %d requests are not the whole load; take what it replayed (%s)", t.Rows, m.TracePath)})
+	} else if m != nil && m.RowsLost > 0 {
+		a.warn(where, []string{fmt.Sprintf("its disk was too slow for %d rows: the %d that are here are not the whole load; take what it replayed (%s)", m.RowsLost, t.Rows, m.TracePath)})
+	}
+	return t, nil
 }
 
 // warn prints what was found wrong with something that is read.

@@ -126,3 +126,27 @@ func TestNothingIsLeft(t *testing.T) {
 	check("counts 1 exchanges written, and 0 are here", "repair", where)
 	check("counts 1 exchanges written, and 0 are here", "inspect", where)
 }
+
+// TestPartOfALoad: who takes the requests of a run that was cut short, or whose rows were lost, is told that they are not the whole load.
+func TestPartOfALoad(t *testing.T) {
+	for want, m := range map[string]formats.Manifest{
+		"this run was cut short: its 1 requests are not the whole load; take what it replayed (day)": {Interrupted: true},
+		"its disk was too slow for 7 rows": {RowsLost: 7},
+		"":                                 {Valid: true},
+	} {
+		where := filepath.Join(t.TempDir(), "r")
+		m.TracePath, m.Kind = "day", "replay"
+		w, err := formats.CreateRun(where, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := &formats.Exchange{Phase: formats.PhaseMeasure, ArrivalUnixNS: 1e18, InputTokens: formats.Of[int64](3), OutputTokens: formats.Of[int64](2)}
+		if err := errors.Join(w.Write(x), w.Close(m)); err != nil {
+			t.Fatal(err)
+		}
+		var out, errs bytes.Buffer
+		if code := run(context.Background(), []string{"export", "csv", where, "-o", where + ".csv"}, strings.NewReader(""), &out, &errs); code != exitGood || !strings.Contains(errs.String(), want) || want == "" && errs.Len() > 0 {
+			t.Errorf("exit %d: %q, not %q", code, errs.String(), want)
+		}
+	}
+}
