@@ -35,7 +35,6 @@ type evenStream struct {
 	sent   int64 // the request, as of now
 	tokens int
 	rest   []byte // of a line
-	ended  bool
 }
 
 // evenEvent is what is due: a stream's request where server is nil, else an event of an answer.
