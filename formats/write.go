@@ -48,6 +48,19 @@ func (o SegmentOptions) Validate() error {
 // Only a writer with a journal knows it; for others a full disk is the end.
 var ErrFull = errors.New("the disk is full")
 
+// LostError is the error of a writer whose open segment is gone, its journal too: somebody deleted them. Write had taken its rows.
+type LostError struct {
+	Rows int64
+	Err  error // what was noticed
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%v: it was deleted while it was written: %d exchanges are lost with it", e.Err, e.Rows)
+}
+
+// Unwrap returns the cause.
+func (e *LostError) Unwrap() error { return e.Err }
+
 // Writer writes a trace. Not safe for concurrent use.
 type Writer struct {
 	h       Header
@@ -63,6 +76,8 @@ type Writer struct {
 	opened  time.Time
 	segment int   // number of the open or last segment
 	rows    int64 // in all segments of this writer
+	before  int64 // of them, in those before the open one
+	refused int64 // of them, the one at which writing failed: Write did not take it
 	lastID  int64
 	span    span // of the open segment
 	all     span // of the segments before
@@ -225,6 +240,7 @@ func (w *Writer) next() error {
 		return err
 	}
 	w.segment++
+	w.before = w.rows
 	w.name, w.object, w.open, w.span, w.journal, w.opened = name, o, newSegment(o, w.h.ToolVersion), span{}, j, time.Now()
 	if w.run {
 		w.open.maxGroup, w.open.maxGroupBytes = runGroup, runGroupBytes
@@ -294,7 +310,12 @@ func (w *Writer) Write(x *Exchange) error {
 		return fmt.Errorf("write trace %s: %w", w.where, ErrFull)
 	}
 	w.number(x)
-	return w.fail(w.write(x))
+	taken := w.rows
+	err := w.fail(w.write(x))
+	if err != nil {
+		w.refused = w.rows - taken
+	}
+	return err
 }
 
 // fail decides what an error means: a full disk with a journal leaves the open segment to the journal, anything else is the end.
@@ -480,6 +501,11 @@ func (w *Writer) Close() error {
 	if w.lock != nil {
 		err = errors.Join(err, w.lock.Close())
 		w.lock = nil
+	}
+	if err != nil && w.journal != nil && w.rows > w.before+w.refused {
+		if _, gone := os.Lstat(filepath.Join(w.where, journalOf(w.name))); errors.Is(gone, fs.ErrNotExist) {
+			err = &LostError{w.rows - w.before - w.refused, err}
+		}
 	}
 	if err != nil && w.err == nil {
 		err = fmt.Errorf("close trace %s: %w", w.where, err)

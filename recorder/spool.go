@@ -94,6 +94,7 @@ const (
 	droppedDisk   = formats.DiskFull
 	droppedWriter = "writer_failed"
 	droppedClosed = "after_the_end"
+	droppedLost   = "deleted" // written, and gone before their segment was closed
 )
 
 // NewSpool starts writing to w, which the spool then owns. source is asked for the counters of what comes before; nil counts nothing.
@@ -318,11 +319,11 @@ func (s *Spool) failed(err error) {
 	if errors.Is(err, formats.ErrFull) {
 		return
 	}
+	s.lost(s.w.Close()) // keeps the segments that it has committed
 	s.base = s.Stats().Counters
 	s.mu.Lock()
 	s.writer = err
 	s.mu.Unlock()
-	_ = s.w.Close() // keeps the segments that it has committed
 	s.w = nil
 	clear(s.flying)
 	s.tried = time.Now()
@@ -375,6 +376,7 @@ func (s *Spool) finish() {
 	}
 	s.w.Header().Counters = minus(s.Stats().Counters, s.base)
 	err := s.w.Close()
+	s.lost(err)
 	s.w = nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -394,6 +396,19 @@ func (s *Spool) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.writer
+}
+
+// lost counts as dropped what a writer had taken and could not keep.
+func (s *Spool) lost(err error) {
+	var l *formats.LostError
+	if !errors.As(err, &l) {
+		return
+	}
+	s.complain(err)
+	s.mu.Lock()
+	s.written -= l.Rows
+	s.dropped[droppedLost] += l.Rows
+	s.mu.Unlock()
 }
 
 // Stats accounts for everything so far; Seen == Filtered + Dropped + Written. Exchanges that wait in the queue are not counted yet.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -222,4 +224,39 @@ func TestSpoolSamples(t *testing.T) {
 			t.Errorf("%+v", w.h.Counters)
 		}
 	})
+}
+
+// TestDeletedWhileWritten: exchanges of a segment that somebody deletes before it is closed are dropped, not written, whether the end of the
+// recording or that of the segment finds it out.
+func TestDeletedWhileWritten(t *testing.T) {
+	for _, later := range []int64{0, 1} {
+		where := filepath.Join(t.TempDir(), "t")
+		w, err := formats.Create(where, formats.Header{}, formats.SegmentOptions{Journal: true, MaxRows: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := NewSpool(w, nil, SpoolOptions{})
+		emit := func() {
+			s.Emit(&formats.Exchange{Phase: formats.PhaseRecord, ArrivalUnixNS: 1e18})
+		}
+		emit()
+		emit()
+		for s.Stats().Written < 2 {
+			time.Sleep(time.Millisecond)
+		}
+		if err := os.RemoveAll(where); err != nil {
+			t.Fatal(err)
+		}
+		for range later {
+			emit()
+		}
+		err = s.Close()
+		st := s.Stats()
+		if err == nil || st.Seen != 2+later || st.Written != 0 || st.Dropped != 2+later || st.Reasons["dropped_deleted"] != 2 || st.Reasons["dropped_writer_failed"] != later {
+			t.Errorf("%d later: %v, %+v", later, err, st.Counters)
+		}
+		if said := strings.Join(st.Warnings, "\n"); !strings.Contains(said, "it was deleted while it was written: 2 exchanges are lost with it") {
+			t.Errorf("%d later: %q", later, said)
+		}
+	}
 }
