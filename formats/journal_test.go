@@ -556,6 +556,34 @@ func TestFullDiskIsCounted(t *testing.T) {
 	}
 }
 
+// A full disk is named with what to do, not with the page that a library was writing, where there is no journal to go on from.
+func TestFullDiskInWords(t *testing.T) {
+	for _, rows := range []int64{1, 2} { // met by Close, by Write
+		where := filepath.Join(t.TempDir(), "t")
+		if err := os.Mkdir(where, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		full := false
+		w := newWriter(where, smallDisk{directory(where), &full}, Header{}, SegmentOptions{MaxRows: 2})
+		if err := w.begin(); err != nil {
+			t.Fatal(err)
+		}
+		full = true
+		var err error
+		for range rows {
+			err = w.Write(row(1))
+		}
+		if rows == 1 {
+			err = w.Close()
+		} else {
+			w.Close()
+		}
+		if err == nil || !strings.HasSuffix(err.Error(), "the disk is full: make room, or take another disk") || !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("%d rows: %v", rows, err)
+		}
+	}
+}
+
 // TestKilled kills a process that records, again and again at a random moment, and goes on with what it left: no row that the process
 // had reported as written may be missing, none may be there twice, and what was in flight is marked.
 func TestKilled(t *testing.T) {

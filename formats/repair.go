@@ -46,7 +46,7 @@ func Repair(where string) (RepairReport, error) {
 		return RepairReport{}, fmt.Errorf("repair %s: %w", where, bare(err))
 	}
 	r, err := repair(where, true)
-	if err := errors.Join(err, lock.Close()); err != nil {
+	if err := errors.Join(plainFull(err), lock.Close()); err != nil {
 		return r, fmt.Errorf("repair %s: %w", where, bare(err))
 	}
 	return r, nil

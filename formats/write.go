@@ -48,6 +48,19 @@ func (o SegmentOptions) Validate() error {
 // Only a writer with a journal knows it; for others a full disk is the end.
 var ErrFull = errors.New("the disk is full")
 
+// fullError says of a full disk what to do, in place of which of its pages a library was writing.
+type fullError struct{ cause error }
+
+func (fullError) Error() string   { return "the disk is full: make room, or take another disk" }
+func (e fullError) Unwrap() error { return e.cause }
+
+func plainFull(err error) error {
+	if diskFull(err) {
+		return fullError{err}
+	}
+	return err
+}
+
 // LostError is the error of a writer whose open segment is gone, its journal too: somebody deleted them. Write had taken its rows.
 type LostError struct {
 	Rows int64
@@ -327,7 +340,7 @@ func (w *Writer) fail(err error) error {
 		w.stall()
 		err = ErrFull
 	default:
-		w.err = fmt.Errorf("write trace %s: %w", w.where, err)
+		w.err = fmt.Errorf("write trace %s: %w", w.where, plainFull(err))
 		return w.err
 	}
 	return fmt.Errorf("write trace %s: %w", w.where, err)
@@ -508,6 +521,9 @@ func (w *Writer) Close() error {
 		}
 	}
 	if err != nil && w.err == nil {
+		if !w.o.Journal {
+			err = plainFull(err)
+		}
 		err = fmt.Errorf("close trace %s: %w", w.where, err)
 	}
 	if w.err == nil {

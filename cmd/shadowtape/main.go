@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -198,7 +199,7 @@ func (a *app) report(err error) int {
 
 // oneLine keeps an error to one line: joined errors are separated by semicolons, and what a file or server has brought in moves no cursor.
 func oneLine(s string) string {
-	s = strings.Join(strings.Split(strings.TrimSpace(s), "\n"), "; ")
+	s = strings.Join(slices.Compact(strings.Split(strings.TrimSpace(s), "\n")), "; ") // a writer says again at its end why it failed
 	moves := func(r rune) bool { return r != '\t' && unicode.IsControl(r) }
 	if !strings.ContainsFunc(s, moves) {
 		return s

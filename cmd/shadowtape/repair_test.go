@@ -150,3 +150,10 @@ func TestPartOfALoad(t *testing.T) {
 		}
 	}
 }
+
+// TestOneLineSaysItOnce: a writer fails, and says so again when it is closed.
+func TestOneLineSaysItOnce(t *testing.T) {
+	if got := oneLine("write t: full\nwrite t: full\nclose u: gone\n"); got != "write t: full; close u: gone" {
+		t.Errorf("%q", got)
+	}
+}
