@@ -58,7 +58,7 @@ func truth(xs []*formats.Exchange) (map[string][]float64, Requests) {
 		}
 		if x.FirstTokenNS.Valid && !untimely(0) {
 			put("ttft", x.FirstTokenNS.V)
-			if x.SentNS.Valid {
+			if x.SentNS.Valid && x.FirstTokenNS.V >= x.SentNS.V {
 				put("ttft_from_send", x.FirstTokenNS.V-x.SentNS.V)
 			}
 		}
@@ -70,7 +70,7 @@ func truth(xs []*formats.Exchange) (map[string][]float64, Requests) {
 		}
 		if x.FirstContentNS.Valid && !untimely(content) {
 			put("ttfc", x.FirstContentNS.V)
-			if x.SentNS.Valid {
+			if x.SentNS.Valid && x.FirstContentNS.V >= x.SentNS.V {
 				put("ttfc_from_send", x.FirstContentNS.V-x.SentNS.V)
 			}
 		}
@@ -81,7 +81,7 @@ func truth(xs []*formats.Exchange) (map[string][]float64, Requests) {
 			}
 			if last.Valid && !untimely(len(x.EventGapUS)-1) {
 				put("e2el", last.V)
-				if x.SentNS.Valid {
+				if x.SentNS.Valid && last.V >= x.SentNS.V {
 					put("e2el_from_send", last.V-x.SentNS.V)
 				}
 			}
