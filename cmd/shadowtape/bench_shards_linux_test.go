@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -64,8 +65,9 @@ func (f *fleet) serve(t *testing.T, args ...string) (url string, stop func()) {
 	return strings.TrimSpace(line), func() { c.Process.Signal(os.Interrupt); c.Wait() }
 }
 
-// replay replays a trace by all clients of the fleet, as shards where there are several, and returns the whole run.
-func (f *fleet) replay(t *testing.T, trace, target string, seed int) (formats.Manifest, []*formats.Exchange) {
+// replay replays a trace by all clients of the fleet, as shards where there are several, and returns the whole run. Its error is a replayer's
+// that could make none.
+func (f *fleet) replay(t *testing.T, trace, target string, seed int) (formats.Manifest, []*formats.Exchange, error) {
 	t.Helper()
 	dir, n := t.TempDir(), len(f.clients)
 	if err := os.Mkdir(filepath.Join(dir, "shards"), 0o777); err != nil {
@@ -87,6 +89,7 @@ func (f *fleet) replay(t *testing.T, trace, target string, seed int) (formats.Ma
 		return nil
 	}
 	run := filepath.Join(dir, "shards")
+	failed := make([]error, n)
 	var wg sync.WaitGroup
 	for i, c := range f.clients {
 		wg.Go(func() {
@@ -94,23 +97,23 @@ func (f *fleet) replay(t *testing.T, trace, target string, seed int) (formats.Ma
 			if n > 1 {
 				args = append(args, "--shard", fmt.Sprintf("%d/%d", i+1, n), "--start-at", start)
 			}
-			if err := command(c, args...); err != nil {
-				t.Error(err)
-			}
+			failed[i] = command(c, args...)
 		})
 	}
 	wg.Wait()
-	if t.Failed() {
-		t.FailNow()
+	if err := errors.Join(failed...); err != nil {
+		return formats.Manifest{}, nil, err
 	}
 	if n == 1 {
-		return readRun(t, filepath.Join(run, "0"))
+		m, rows := readRun(t, filepath.Join(run, "0"))
+		return m, rows, nil
 	}
 	whole := filepath.Join(dir, "whole")
 	if err := command(f.clients[0], "merge", run, "-o", whole, "--allow-invalid"); err != nil {
 		t.Fatal(err)
 	}
-	return readRun(t, whole)
+	m, rows := readRun(t, whole)
+	return m, rows, nil
 }
 
 // conserved says what is wrong with the account of a run of n requests; "" if nothing.
@@ -141,8 +144,11 @@ func TestBenchShards(t *testing.T) {
 	for range repeats {
 		for _, f := range []*fleet{one, four} { // in turn: a slow minute of the machine meets both
 			url, stop := f.serve(t, "--profile", "llama-3.1-8b-h100", "--seed", "7")
-			m, rows := f.replay(t, trace, url, 3)
+			m, rows, err := f.replay(t, trace, url, 3)
 			stop()
+			if err != nil {
+				t.Fatal(err)
+			}
 			if wrong := conserved(m, rows, n); wrong != "" {
 				t.Errorf("%d shards: %s", len(f.clients), wrong)
 			}
@@ -217,8 +223,12 @@ func TestBenchAggregate(t *testing.T) {
 				n := int(rate * seconds)
 				trace := load(t, n, 16, tokens, poisson(rate, uint64(step)))
 				url, stop := f.serve(t, sim...)
-				m, rows := f.replay(t, trace, url, 1)
+				m, rows, err := f.replay(t, trace, url, 1)
 				stop()
+				if err != nil { // as when the step before has left no port free
+					fmt.Printf("| %d | %.0f %s | %d in %d s | | | | | none: %s |\n", clients, step, kind, n, seconds, strings.TrimSpace(err.Error()))
+					break
+				}
 				if wrong := conserved(m, rows, n); wrong != "" {
 					t.Errorf("%d replayers, %.0f %s: %s", clients, step, kind, wrong)
 				}
