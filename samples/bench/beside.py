@@ -45,7 +45,7 @@ def reported():
                 start = t.get("request_start") or t.get("start_time")
                 if first and start:
                     due = t.get("targeted_start")
-                    yield None, (first - start) * 1e3, (start - due) * 1e3 if due else None
+                    yield None, (first - start) * 1e3, (start - due) * 1e3 if due and due > 1e9 else None  # before its start it plans for no time of day
     else:
         prefix = json.load(open(os.path.join(out, "run.json")))["options"]["request_ids"].encode()
         rows = subprocess.run([os.path.join(home, "shadowtape"), "export", "jsonl", out, "-o", "-"], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
