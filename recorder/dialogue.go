@@ -167,7 +167,7 @@ func (d *dialogue) pipelined(at int64) {
 
 // hold counts what is held of heads that are not whole. Where those of all connections take too much, the connection that holds most is
 // read no further.
-func (d *dialogue) hold(_ bool, n int) {
+func (d *dialogue) hold(n int) {
 	if d.heads += n; d.heads > 0 {
 		d.e.heading[d] = struct{}{}
 	} else {
@@ -182,6 +182,13 @@ func (d *dialogue) hold(_ bool, n int) {
 		}
 		d.e.stats.Notes["heads_over_memory"]++
 		worst.giveUp()
+	}
+}
+
+// forgetHeads lets go of heads that will not be whole any more.
+func (d *dialogue) forgetHeads() {
+	for i := range d.half {
+		d.half[i].forget()
 	}
 }
 

@@ -25,7 +25,7 @@ type httpEvents interface {
 	unframed(request bool)                              // no message, but bytes are missing before it: one is looked for
 	end(request bool, at int64)                         // the last byte of a message
 	broken(request bool, b []byte, at int64)            // no HTTP here, though nothing is missing: the direction is read no further
-	hold(request bool, n int)                           // so many bytes more, or fewer, are held of a head or line that is not whole
+	hold(n int)                                         // so many bytes more, or fewer, are held of a head or line that is not whole
 }
 
 // framing says how a message's body ends.
@@ -193,7 +193,7 @@ func (d *halfHTTP) broken(b []byte, at int64) []byte {
 // keep adds to what is held of a head or line that is not whole.
 func (d *halfHTTP) keep(p []byte) {
 	d.head = append(d.head, p...)
-	d.to.hold(d.request, len(p))
+	d.to.hold(len(p))
 }
 
 // forget lets it go. A small buffer stays for the next.
@@ -201,7 +201,7 @@ func (d *halfHTTP) forget() {
 	if len(d.head) == 0 {
 		return
 	}
-	d.to.hold(d.request, -len(d.head))
+	d.to.hold(-len(d.head))
 	if d.head = d.head[:0]; cap(d.head) > 1<<10 {
 		d.head = nil
 	}

@@ -154,9 +154,7 @@ type listener struct {
 // abandon gives up what was open when the parser failed.
 func (l *listener) abandon() {
 	e := l.p.engine
-	for i := range l.dialogue.half {
-		l.dialogue.half[i].forget()
-	}
+	l.dialogue.forgetHeads()
 	for _, list := range [][]*exchange{l.dialogue.over, l.dialogue.open} {
 		for _, x := range list {
 			l.dialogue.letGo(x)

@@ -407,8 +407,11 @@ func (c *conn) kill(e *engine) {
 		e.heldBytes -= c.half[i].bytes
 		c.half[i].held, c.half[i].bytes = nil, 0
 	}
-	if c.dlg != nil && len(c.dlg.open) > 0 {
-		c.dlg.close(fromServer, closedCut, c.last)
+	if c.dlg != nil {
+		if len(c.dlg.open) > 0 {
+			c.dlg.close(fromServer, closedCut, c.last)
+		}
+		c.dlg.forgetHeads()
 	}
 	c.release(e, true)
 	c.dlg = nil
