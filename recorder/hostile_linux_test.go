@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,9 +31,36 @@ func honest(t *testing.T) string {
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, plain)
 	})}
-	go s.Serve(l)
+	go s.Serve(patient{l})
 	t.Cleanup(func() { s.Close() })
 	return l.Addr().String()
+}
+
+// patient accepts connections whose Close reads what is left first: a close with something unread is a reset, for which the system may take
+// back what was said before it.
+type patient struct{ net.Listener }
+
+func (p patient) Accept() (net.Conn, error) {
+	c, err := p.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &patientConn{TCPConn: c.(*net.TCPConn)}, nil
+}
+
+type patientConn struct {
+	*net.TCPConn
+	once sync.Once
+}
+
+func (c *patientConn) Close() (err error) {
+	c.once.Do(func() {
+		c.CloseWrite()
+		c.SetReadDeadline(time.Now().Add(5 * time.Second)) // nobody is waited for without end
+		io.Copy(io.Discard, c.TCPConn)
+		err = c.TCPConn.Close()
+	})
+	return err
 }
 
 // saying is a server that answers a connection by hand.
@@ -241,7 +269,7 @@ func TestHostilePeers(t *testing.T) {
 				t.Fatal(err)
 			}
 			addsUp(t, st.Counters)
-			if heard != direct && c.end != "reset" && c.end != "close" && !strings.Contains(c.name, "preface") { // a server that closes with something unread resets what it has said
+			if heard != direct && c.end != "reset" && c.end != "close" {
 				t.Errorf("by way of the proxy\n%.600q\nwithout it\n%.600q", heard, direct)
 			}
 			var rows []string
